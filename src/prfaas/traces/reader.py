@@ -218,13 +218,17 @@ class _Reader:
     kept: list[tuple[int, int, RecordedRequest]] = field(default_factory=list)
     num_ids: int = 0
     has_unit: bool = True
+    _is_whole: bool = False
+
+    def __post_init__(self) -> None:
+        self._is_whole = self.part.is_whole
 
     def read(self, lines: Iterator[tuple[int, bytes | None]], parse: _Parse) -> None:
         """Keep the requests of all lines."""
         for number, line in lines:
             self.drops.num_lines += 1
             try:
-                self._keep(number, parse(text_of(line, self.limits)))
+                self._keep(number, parse(text_of(line, self.limits) if line is None else line))
             except DroppedError as error:
                 self._drop(number, error)
             if not self.has_instants and len(self.kept) == self.part.num_requests:
@@ -233,11 +237,11 @@ class _Reader:
     def _keep(self, number: int, row: RecordedRequest) -> None:
         if self.first_ns is None:
             self.first_ns = row.at_ns
-        if not self.part.is_whole:
+        if not self._is_whole:
             self.days.add(row.at_ns)
             self.part.check(row.at_ns - self.first_ns)
         # Negative, so that the latest request is the first of a heap.
-        entry = (-row.at_ns, -number, row)
+        entry, limits = (-row.at_ns, -number, row), self.limits
         if self.part.num_requests is None:
             self.kept.append(entry)
             self.num_ids += len(row.block_ids)
@@ -248,7 +252,6 @@ class _Reader:
         else:
             heappush(self.kept, entry)
             self.num_ids += len(row.block_ids)
-        limits = self.limits
         if len(self.kept) > limits.num_requests_max or self.num_ids > limits.num_block_ids_max:
             refuse(
                 self.path,

@@ -1,4 +1,4 @@
-"""Python instructions of a simulated request: a count, since times depend on the machine.
+"""Events and Python instructions of a simulated request: counts, since times depend on the machine.
 
 `benchmarks/sim/bench_speed.py` measures times; they are in proportion to this count.
 """
@@ -19,10 +19,10 @@ from tests.instructions import counted
 from tests.sim.systems import EXAMPLES
 
 
-def measured(scenario: Scenario) -> tuple[int, int]:
-    """Requests of a run, and its instructions."""
+def measured(scenario: Scenario) -> tuple[int, int, int]:
+    """Requests of a run, its instructions, and its events."""
     found, num_instructions = counted(lambda: run(scenario))
-    return len(found.simulation.requests), num_instructions
+    return len(found.simulation.requests), num_instructions, found.results.num_events
 
 
 def case_study(num_requests: int, times: int = 1) -> Scenario:
@@ -65,16 +65,20 @@ def mooncake(num_requests: int) -> Scenario:
 
 
 @pytest.mark.parametrize(
-    ("make", "few", "many", "most"),
+    ("make", "few", "many", "most", "events"),
     [
-        (case_study, 50, 250, 12_300),
-        (mooncake, 50, 250, 12_500),
-        (large, 500, 1000, 13_170),
+        (case_study, 50, 250, 11_880, 7.3),
+        (mooncake, 50, 250, 12_400, 7.2),
+        (large, 500, 1000, 12_920, 7.0),
     ],
 )
-def test_a_request_takes_no_more_instructions_than_it_did(
-    make: Any, few: int, many: int, most: int
+def test_a_request_takes_no_more_instructions_and_events_than_it_did(
+    make: Any, few: int, many: int, most: int, events: float
 ) -> None:
     short, long = measured(make(few)), measured(make(many))
-    found = (long[1] - short[1]) / (long[0] - short[0])
+    num_requests, num_instructions, num_events = (
+        after - before for before, after in zip(short, long, strict=True)
+    )
+    found = num_instructions / num_requests
     assert found <= most, f"{found:,.0f} instructions a request; find out what has been added"
+    assert num_events / num_requests <= events

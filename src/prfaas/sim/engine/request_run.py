@@ -38,6 +38,7 @@ from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.resilience.quarantine import Guards
 from prfaas.core.routing.decision import Path
 from prfaas.core.transfer.transfer_state import TransferEnd
+from prfaas.sim.engine.alarms import Alarms
 from prfaas.sim.engine.dispatch_driver import SimulatedDriver
 from prfaas.sim.engine.reactions import Reactions, SimulatedSuspects
 from prfaas.sim.resources.decode_instance import DecodeInstance
@@ -73,6 +74,7 @@ class RunParts(ABC):
 
     setup: Setup
     clock: Clock
+    alarms: Alarms
     front: SimulatedDriver
     guards: Guards
     fleet: SharedState
@@ -178,12 +180,11 @@ class SimulatedRequestRun(_Passive):
             self._events.append(event)
             return
         self._is_reporting, life, now_ns = True, self.life, self._parts.clock.now_ns
-        do = self._do
         for action in life.step(event, now_ns):
-            do[type(action)](self, action)
+            self._do[type(action)](self, action)
         while self._events:
             for action in life.step(self._events.pop(0), now_ns):
-                do[type(action)](self, action)
+                self._do[type(action)](self, action)
         self._is_reporting = False
         if life.stage is _ENDED:
             self._parts.ended(self)
@@ -268,12 +269,16 @@ class SimulatedRequestRun(_Passive):
         self._parts.reactions.retried(is_allowed=action.is_allowed)
 
     def _wake_at(self, action: actions.WakeAt) -> None:
-        at_ns = self.wakes_at_ns = action.at_ns
-        self._parts.clock.at(at_ns, self.wake, at_ns)
+        self.wakes_at_ns = action.at_ns
+        self._parts.alarms.set(action.at_ns, self)
+
+    def waits_for(self, at_ns: int) -> bool:
+        """Return True if the machine's alarm at an instant is of use still."""
+        return at_ns == self.wakes_at_ns and len(self.life.watches) > 0
 
     def wake(self, at_ns: int) -> None:
-        """The instant has come at which the machine wanted to be woken, if it is of use still."""
-        if at_ns == self.wakes_at_ns and self.life.watches:
+        """The instant of an alarm has come."""
+        if self.waits_for(at_ns):
             self.wakes_at_ns = None
             self.report(_WOKE)
 

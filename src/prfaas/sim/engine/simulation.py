@@ -22,6 +22,7 @@ from prfaas.core.request.fleet import RequestLimits, SharedState
 from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.core.resilience.quarantine import Guards, Target
 from prfaas.core.transfer.transfer_state import TransferEnd
+from prfaas.sim.engine.alarms import Alarms
 from prfaas.sim.engine.dispatch_driver import News, SimulatedDriver
 from prfaas.sim.engine.failures import schedule
 from prfaas.sim.engine.reactions import Reactions, SimulatedSuspects
@@ -64,6 +65,7 @@ class Simulation(RunParts):
         self.may_relay = self.is_early and setup.routing.relay_decode
         self.requests: list[Request] = []
         self.clock = Clock()
+        self.alarms = Alarms(self.clock)
         self.front = SimulatedDriver(setup)
         self._pools = self.front.caches.pools
         self.open: dict[int, SimulatedRequestRun] = {}

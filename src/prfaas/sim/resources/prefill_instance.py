@@ -1,4 +1,4 @@
-"""A prefill instance: first come first served, one prompt at a time, chunk by chunk."""
+"""A prefill instance: first come first served, one prompt at a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PrefillInstance:
 
     Args:
         on_start: A job leaves the queue.
-        on_done: A job is done; called after its last chunk.
+        on_done: A job is done; its last chunk has been computed.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PrefillInstance:
         self._queued_ns = 0
         self._running: PrefillJob | None = None
         self._started_at_ns = self._stalled_at_ns = 0
-        self._next_chunk = self._life = 0
+        self._life = 0
         self.is_stalled = False
 
     def submit(self, job: PrefillJob) -> None:
@@ -96,6 +96,7 @@ class PrefillInstance:
         lost = ([self._running] if self._running else []) + list(self.queue.values())
         if self._running is not None:
             self.busy_ns += self._clock.now_ns - self._started_at_ns
+            self._hold(self._running)
         self.queue.clear()
         self._queued_ns, self._running, self.up, self.answers = 0, None, False, False
         self._life += 1
@@ -111,6 +112,8 @@ class PrefillInstance:
         """Take jobs, and get nowhere with any."""
         self.is_stalled, self._stalled_at_ns = True, self._clock.now_ns
         self._life += 1
+        if self._running is not None:
+            self._hold(self._running)
 
     def freeze(self) -> None:
         """Stall, and answer nothing: its queue is not reported either."""
@@ -125,9 +128,9 @@ class PrefillInstance:
             self.busy_ns += self._stalled_at_ns - self._started_at_ns
             self._running = None
         elif job is not None:
-            self._started_at_ns += self._clock.now_ns - self._stalled_at_ns
-            end_ns = self._started_at_ns + job.chunks[self._next_chunk][1]
-            self._clock.at(end_ns, self._chunk_done, (self._life, job))
+            worked_ns = self._stalled_at_ns - self._started_at_ns
+            self._started_at_ns = self._clock.now_ns - worked_ns
+            self._work(job, [each for each in job.chunks if each[1] > worked_ns] or job.chunks[-1:])
         self._start_next()
 
     def _start_next(self) -> None:
@@ -137,21 +140,25 @@ class PrefillInstance:
         self._queued_ns -= job.chunks[-1][1]
         self._running, self._started_at_ns = job, self._clock.now_ns
         self._on_start(job)
-        self._next_chunk = 0
-        self._clock.after(job.chunks[0][1], self._chunk_done, (self._life, job))
+        self._work(job, job.chunks)
 
-    def _chunk_done(self, event: tuple[int, PrefillJob]) -> None:
+    def _work(self, job: PrefillJob, chunks: list[tuple[int, int]]) -> None:
+        """Compute these chunks of a job, the last ones of it."""
+        if job.transport is not None and len(chunks) > 1:
+            job.transport.ship(job.request, chunks, self._started_at_ns)
+        self._clock.at(self._started_at_ns + chunks[-1][1], self._done, (self._life, job))
+
+    def _hold(self, job: PrefillJob) -> None:
+        if job.transport is not None and job.attempt == job.request.attempt:
+            job.transport.hold(job.request)
+
+    def _done(self, event: tuple[int, PrefillJob]) -> None:
         life, job = event
         if life != self._life:
             return
-        chunks, number = job.chunks, self._next_chunk
         if job.transport is not None and job.attempt == job.request.attempt:
-            job.transport.chunk(job.request, chunks[number][0])
-        number = self._next_chunk = number + 1
-        if number < len(chunks):
-            self._clock.at(self._started_at_ns + chunks[number][1], self._chunk_done, event)
-            return
-        self.busy_ns += chunks[-1][1]
+            job.transport.finish(job.request)
+        self.busy_ns += job.chunks[-1][1]
         self._running = None
         self._on_done(job)
         self._start_next()

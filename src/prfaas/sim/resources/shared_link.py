@@ -3,21 +3,26 @@ several share one WAN.
 
 All active flows get the same rate: an equal share of the capacity, or what loss lets the
 connections of one pool node carry, whichever is less. One counter of bytes served to each flow is
-enough: a flow with b bytes left ends when the counter has moved on by b. An event costs O(log
+enough: a flow with b bytes left ends when the counter has moved on by b. A change costs O(log
 flows).
+
+Instants at which bytes of a flow are there are known in advance, and only whole flows are of
+interest to others. So a link catches up with what was due when it is looked at, and has the clock
+call it for landings alone; links that share one WAN also for every change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import isfinite
 
 from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.transfer.link_goodput import LinkGoodput
-from prfaas.sim.system.clock import Clock
+from prfaas.sim.system.clock import NEVER, Clock
 from prfaas.sim.system.request import Request
 from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
@@ -61,8 +66,7 @@ class HostLinks:
         """So many more flows have bytes to send, or less."""
         self.num_active += num_flows
         for link in self.links:
-            if link.num_active:
-                link.share_again()
+            link.others_changed()
 
 
 class SharedLink:
@@ -86,7 +90,7 @@ class SharedLink:
         self.bits_per_s = bits_per_s
         self.goodput = LinkGoodput()
         self.landed_bytes = self.lost_bytes = self.added_bytes = 0
-        self.window_bytes: dict[int, float] = {}
+        self._window_bytes: dict[int, float] = {}
         self.busy_ns = 0
         self._served_bytes = 0.0
         self.rounded_bytes = 0.0
@@ -97,7 +101,13 @@ class SharedLink:
         self._heap: list[tuple[float, int, Flow]] = []
         """Ends of flows; one that its flow has not any more is void."""
         self._served, self._moved_at_ns = 0.0, 0
-        self._num_active, self._num_pushed, self._version = 0, 0, 0
+        self._num_active = self._num_closed = self._num_pushed = 0
+        self._due: list[tuple[int, int, Flow, int]] = []
+        """Bytes of flows that will be there, by instant."""
+        self._landing: deque[tuple[int, Flow]] = deque()
+        """Flows that have left, by the instant at which their last byte arrives."""
+        self._drains_at_ns = self._next_at_ns = self._asked_at_ns = NEVER
+        self._window, self._window_end_ns, self._window_sum = 0, NS_PER_S, 0.0
         self._wan: HostLinks | None = None
         self._in_flight: dict[Flow, None] = {}
         self._share()
@@ -110,11 +120,20 @@ class SharedLink:
     @property
     def sent_bytes(self) -> float:
         """Bytes that have left."""
+        self._catch_up()
         return self._served_bytes
+
+    @property
+    def window_bytes(self) -> dict[int, float]:
+        """Bytes that have left, by windows of one second."""
+        self._catch_up()
+        self._window_bytes[self._window] = self._window_sum
+        return self._window_bytes
 
     @property
     def num_active(self) -> int:
         """Flows with bytes to send."""
+        self._catch_up()
         return self._num_active
 
     @property
@@ -129,18 +148,19 @@ class SharedLink:
 
     def backlog_bytes(self) -> float:
         """Bytes that may leave and have not left. Changes nothing; costs O(flows)."""
+        self._catch_up()
         served = self._served + (self._clock.now_ns - self._moved_at_ns) * self._bytes_per_ns
         return sum(max(f.end_at - served, 0.0) for f in self._in_flight if f.active)
 
     def sent_of(self, flow: Flow) -> float:
         """Bytes of a flow that have left."""
-        self._advance()
+        self._look()
         left = max(flow.end_at - self._served, 0.0) if flow.active else 0.0
         return flow.added_bytes - left
 
     def open_sent_bytes(self) -> float:
         """Bytes that have left of flows that have neither landed nor been lost."""
-        self._advance()
+        self._look()
         sent, served = 0.0, self._served
         for flow in self._in_flight:
             left = flow.end_at - served if flow.active else 0.0
@@ -169,35 +189,57 @@ class SharedLink:
         self._in_flight[flow] = None
         return flow
 
+    def feed(self, flow: Flow, coming: Iterable[tuple[int, int]]) -> None:
+        """More bytes of a flow may leave at instants to come, ns, unless it is ended by then."""
+        for at_ns, num_bytes in coming:
+            self._num_pushed += 1
+            heappush(self._due, (at_ns, self._num_pushed, flow, num_bytes))
+        self._plan()
+
+    def stop_feeding(self, flow: Flow) -> None:
+        """What a flow was to be fed does not come."""
+        self._catch_up()
+        self._due = [each for each in self._due if each[2] is not flow]
+        heapify(self._due)
+        self._plan()
+
     def add(self, flow: Flow, num_bytes: int, *, last: bool) -> None:
         """More bytes of a flow may leave."""
-        if flow.ended:
-            return
-        self._advance()
-        flow.closed = last
-        flow.added_bytes += num_bytes
-        self.added_bytes += num_bytes
-        if flow.active:
-            flow.end_at += num_bytes
-        else:
-            flow.end_at = self._served + num_bytes
-            flow.active = True
-            self._activate(1)
-        self._num_pushed += 1
-        heappush(self._heap, (flow.end_at, self._num_pushed, flow))
-        self._plan_next()
+        self._catch_up()
+        self._enter(flow, num_bytes, self._clock.now_ns, last=last)
+        self._plan()
+
+    def close(self, flow: Flow, num_bytes: int) -> None:
+        """The last bytes of a flow may leave, which has so many in all."""
+        self._catch_up()
+        left = num_bytes - flow.added_bytes
+        self._enter(flow, left if left > 0 else 0, self._clock.now_ns, last=True)
+        self._plan()
 
     def set_rate(self, bits_per_s: float) -> None:
         """The capacity changes; 0 is a cut."""
+        self._catch_up()
         self.bits_per_s = bits_per_s
         self.share_again()
 
+    def others_changed(self) -> None:
+        """Flows of links that share the capacity began or ended."""
+        if self._num_active:
+            self.share_again()
+
     def share_again(self) -> None:
-        """Flows of other links that share the capacity began or ended, or the capacity changed."""
-        self._advance()
+        """The capacity changed, or what this link gets of it."""
+        now_ns = self._clock.now_ns
+        self._advance(now_ns)
         self._activate(0)
         self._share()
-        self._plan_next()
+        self._find_next_end(now_ns)
+        self._plan()
+
+    def restart(self) -> None:
+        """The link is connected anew."""
+        self._catch_up()
+        self.goodput.restart()
 
     def drop(self, flow: Flow) -> None:
         """Give a transfer up; its bytes count as lost."""
@@ -205,12 +247,12 @@ class SharedLink:
             return
         self._ended_bytes[flow.purpose] += self.sent_of(flow)
         if flow.active:
-            flow.active = False
-            self._activate(-1)
+            self._end(flow)
         flow.ended = True
         del self._in_flight[flow]
         self.lost_bytes += flow.added_bytes
-        self._plan_next()
+        self._find_next_end(self._clock.now_ns)
+        self._plan()
 
     def flows(self) -> list[Flow]:
         """Open flows, oldest first."""
@@ -222,21 +264,133 @@ class SharedLink:
         share, most = self.bits_per_s / (num_active or 1), self._flow_bits_per_s
         self._bytes_per_ns = (share if share < most else most) / BITS_PER_BYTE / NS_PER_S
 
-    def _advance(self) -> None:
-        """Bring the counters up to now, and the bytes of each second."""
-        start, end, rate = self._moved_at_ns, self._clock.now_ns, self._bytes_per_ns
-        self._moved_at_ns, num_active = end, self._num_active
-        if not num_active or end == start or rate <= 0:
+    # Time
+
+    def _look(self) -> None:
+        """Bring all counters up to now."""
+        self._catch_up()
+        self._advance(self._clock.now_ns)
+
+    def _catch_up(self) -> None:
+        """Do what was due up to now."""
+        now_ns, due = self._clock.now_ns, self._due
+        if self._next_at_ns > now_ns:
             return
-        elapsed_ns = end - start
+        while True:
+            at_ns = self._drains_at_ns
+            if not due or due[0][0] >= at_ns:
+                if at_ns > now_ns:
+                    break
+                self._drain(at_ns)
+                continue
+            if due[0][0] > now_ns:
+                break
+            at_ns, _, flow, num_bytes = heappop(due)
+            until_ns = now_ns
+            if due and due[0][0] < now_ns:
+                until_ns = due[0][0]
+            if flow.ended or self._bursts(flow, num_bytes, at_ns, until_ns):
+                continue
+            self._enter(flow, num_bytes, at_ns, last=False)
+        self._plan()
+
+    def _plan(self) -> None:
+        """Be called when the next flow can land, or before, or at the next change."""
+        drains_at_ns, due = self._drains_at_ns, self._due
+        next_at_ns = drains_at_ns
+        if due and due[0][0] < next_at_ns:
+            next_at_ns = due[0][0]
+        self._next_at_ns, at_ns = next_at_ns, NEVER
+        if self._landing:
+            at_ns = self._landing[0][0]
+        elif self._num_closed:
+            # Bytes that come make all flows slower: none ends before the next one could.
+            at_ns = drains_at_ns + self._rtt_ns // 2
+            if (self._num_active > 1 or self._is_limited) and at_ns > self._clock.now_ns + 1:
+                at_ns -= 1  # An end that is rounded anew may be so much earlier than it was.
+        if self._wan is not None and next_at_ns < at_ns:
+            at_ns = next_at_ns
+        if at_ns < self._asked_at_ns:
+            self._asked_at_ns = at_ns
+            self._clock.at(at_ns, self._called, at_ns)
+
+    def _called(self, at_ns: int) -> None:
+        if at_ns != self._asked_at_ns:
+            return
+        self._catch_up()
+        self._asked_at_ns, landing = NEVER, self._landing
+        while landing and landing[0][0] <= at_ns:
+            self._land(landing.popleft()[1])
+        self._plan()
+
+    def _advance(self, now_ns: int) -> None:
+        """Bring the counters up to an instant, and the bytes of each second."""
+        start, rate, num_active = self._moved_at_ns, self._bytes_per_ns, self._num_active
+        self._moved_at_ns = now_ns
+        if not num_active or now_ns == start or rate <= 0:
+            return
+        elapsed_ns = now_ns - start
         self._served += elapsed_ns * rate
         self.busy_ns += elapsed_ns
         self._served_bytes += elapsed_ns * rate * num_active
-        rate, found, window = rate * num_active, self.window_bytes, start // NS_PER_S
-        while end > (stop := (window + 1) * NS_PER_S):
-            found[window] = found.get(window, 0.0) + (stop - start) * rate
-            start, window = stop, window + 1
-        found[window] = found.get(window, 0.0) + (end - start) * rate
+        rate *= num_active
+        while now_ns > self._window_end_ns:
+            if start < self._window_end_ns:
+                self._window_sum += (self._window_end_ns - start) * rate
+                start = self._window_end_ns
+            self._window_bytes[self._window] = self._window_sum
+            self._window = start // NS_PER_S
+            self._window_sum = self._window_bytes.get(self._window, 0.0)
+            self._window_end_ns = (self._window + 1) * NS_PER_S
+        self._window_sum += (now_ns - start) * rate
+
+    # Flows
+
+    def _count(self, flow: Flow, num_bytes: int, *, last: bool) -> int:
+        """Take blocks of a flow in; the bytes for which they count."""
+        flow.added_bytes += num_bytes
+        self.added_bytes += num_bytes
+        return num_bytes
+
+    def _enter(self, flow: Flow, num_bytes: int, now_ns: int, *, last: bool) -> None:
+        """More bytes of a flow may leave from an instant on."""
+        if flow.ended:
+            return
+        self._advance(now_ns)
+        num_bytes = self._count(flow, num_bytes, last=last)
+        if flow.active:
+            flow.end_at += num_bytes
+        else:
+            flow.end_at = self._served + num_bytes
+            flow.active = True
+            self._activate(1)
+        if last:
+            flow.closed = True
+            self._num_closed += 1
+        self._num_pushed += 1
+        heappush(self._heap, (flow.end_at, self._num_pushed, flow))
+        self._find_next_end(now_ns)
+
+    def _bursts(self, flow: Flow, num_bytes: int, at_ns: int, until_ns: int) -> bool:
+        """Have bytes enter and leave in one step, if the link is idle and nothing else is due
+        meanwhile; else return False."""
+        rate, served = self._bytes_per_ns, self._served
+        if self._num_active or rate <= 0 or self._wan is not None:
+            return False
+        # The last bytes of what came before may be a rounding error, so this is no estimate.
+        if at_ns + (num_bytes + 2) / rate + 1 > until_ns:
+            return False
+        counted = self._count(flow, num_bytes, last=False)
+        end_at, goodput, rtt_ns = served + counted, self.goodput, self._rtt_ns
+        goodput.change_rate(at_ns, self._served_bytes, is_busy=True, rtt_ns=rtt_ns)
+        self._moved_at_ns, self._num_active = at_ns, 1
+        left = end_at - served
+        ends_at_ns = at_ns + (round(left / rate) if left > 0.0 else 0)
+        self._advance(ends_at_ns)
+        self.rounded_bytes += abs(end_at - self._served)
+        self._served, self._num_active = max(self._served, end_at), 0
+        goodput.change_rate(ends_at_ns, self._served_bytes, is_busy=False, rtt_ns=rtt_ns)
+        return True
 
     def _activate(self, num_flows: int) -> None:
         """So many more flows have bytes to send, or less; 0 is a sample of the goodput alone."""
@@ -251,23 +405,22 @@ class SharedLink:
         elif num_active > 1 or before > 1:
             self._share()
 
-    def _plan_next(self) -> None:
-        self._version += 1
+    def _find_next_end(self, now_ns: int) -> None:
         heap, rate = self._heap, self._bytes_per_ns
         while heap:
             end_at, _, flow = heap[0]
             if flow.active and flow.end_at == end_at:
-                left = end_at - self._served
                 if rate > 0:
-                    due_ns = round(left / rate) if left > 0.0 else 0
-                    self._clock.after(due_ns, self._drained, self._version)
-                return
+                    left = end_at - self._served
+                    self._drains_at_ns = now_ns + (round(left / rate) if left > 0.0 else 0)
+                    return
+                break
             heappop(heap)
+        self._drains_at_ns = NEVER
 
-    def _drained(self, version: int) -> None:
-        if version != self._version:
-            return
-        self._advance()
+    def _drain(self, now_ns: int) -> None:
+        """All bytes of a flow, or of several, have left."""
+        self._advance(now_ns)
         # The instant was rounded to whole nanoseconds: take the counter to the planned end.
         heap, served = self._heap, self._served
         planned = heap[0][0]
@@ -276,12 +429,16 @@ class SharedLink:
         while heap and heap[0][0] <= served + _EPSILON_BYTES:
             end_at, _, flow = heappop(heap)
             if flow.active and flow.end_at == end_at:
-                flow.active = False
-                self._activate(-1)
                 if flow.closed:
-                    self._clock.after(self._rtt_ns // 2, self._land, flow)
-        if heap or self._wan is not None:
-            self._plan_next()
+                    self._landing.append((now_ns + self._rtt_ns // 2, flow))
+                self._end(flow)
+        self._find_next_end(now_ns)
+
+    def _end(self, flow: Flow) -> None:
+        """A flow has nothing to send."""
+        flow.active = False
+        self._num_closed -= flow.closed
+        self._activate(-1)
 
     def _land(self, flow: Flow) -> None:
         if flow.ended:

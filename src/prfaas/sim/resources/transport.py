@@ -55,10 +55,12 @@ class CodedLink(SharedLink):
     @property
     def sent_bytes(self) -> float:
         """Bytes on the network."""
+        self._catch_up()
         return self._served_bytes * self.coder.wire_share
 
     def set_rate(self, bits_per_s: float) -> None:
         """The capacity changes, and with it whether coding pays; 0 is a cut."""
+        self._catch_up()
         super().set_rate(self.coder.set_capacity(bits_per_s / BITS_PER_BYTE) * BITS_PER_BYTE)
 
     def open(
@@ -69,16 +71,14 @@ class CodedLink(SharedLink):
         self._in_flight[flow] = None
         return flow
 
-    def add(self, flow: Flow, num_bytes: int, *, last: bool) -> None:
-        """More blocks of a flow may leave."""
-        if flow.ended or not isinstance(flow, CodedFlow):
-            return
+    def _count(self, flow: Flow, num_bytes: int, *, last: bool) -> int:
+        """Take blocks of a flow in; the bytes for which they count."""
         tenant = flow.request.tenant if flow.request is not None else ""
         counted = self.coder.counted_bytes(num_bytes, is_last=last, tenant=tenant)
-        super().add(flow, counted, last=last)
-        flow.added_bytes += num_bytes - counted
-        self.added_bytes += num_bytes - counted
-        flow.counted_bytes += counted
+        super()._count(flow, num_bytes, last=last)
+        if isinstance(flow, CodedFlow):
+            flow.counted_bytes += counted
+        return counted
 
     def sent_of(self, flow: Flow) -> float:
         """Bytes of a flow's blocks that have left."""
@@ -167,20 +167,37 @@ class Transport:
         transfer = self._open[request]
         transfer.flow = self.link.open(request, transfer.shipped_bytes)
 
-    def chunk(self, request: Request, tokens: int) -> None:
-        """The first `tokens` new tokens of a prompt are computed: ship what belongs to them."""
+    def ship(self, request: Request, chunks: list[tuple[int, int]], since_ns: int) -> None:
+        """Ship what belongs to the first new tokens of a prompt as they are computed.
+
+        Args:
+            chunks: Tokens, and the time since `since_ns` when they are computed, ns; the last one
+                is left out, which `finish` ships.
+        """
         transfer = self._open.get(request)
         if transfer is None or transfer.flow is None:
             return
-        flow, left_tokens = transfer.flow, request.num_new_tokens - tokens
-        if not left_tokens:
-            added_bytes = transfer.shipped_bytes - flow.added_bytes
-            self.link.add(flow, added_bytes if added_bytes > 0 else 0, last=True)
-            return
-        ready_bytes = self.costs.sent_bytes(request.num_prompt_tokens - left_tokens)
-        added_bytes = ready_bytes - transfer.kept_bytes - flow.added_bytes
-        if added_bytes > 0:
-            self.link.add(flow, added_bytes, last=False)
+        before, coming = transfer.flow.added_bytes, list[tuple[int, int]]()
+        num_present, sent_bytes = request.num_hit_tokens, self.costs.sent_bytes
+        for i in range(len(chunks) - 1):
+            tokens, after_ns = chunks[i]
+            ready_bytes = sent_bytes(num_present + tokens) - transfer.kept_bytes
+            if ready_bytes > before:
+                coming.append((since_ns + after_ns, ready_bytes - before))
+                before = ready_bytes
+        self.link.feed(transfer.flow, coming)
+
+    def finish(self, request: Request) -> None:
+        """All of a prompt is computed: ship what is left."""
+        transfer = self._open.get(request)
+        if transfer is not None and transfer.flow is not None:
+            self.link.close(transfer.flow, transfer.shipped_bytes)
+
+    def hold(self, request: Request) -> None:
+        """The prefill of a prompt does not go on: nothing more of it is computed."""
+        transfer = self._open.get(request)
+        if transfer is not None and transfer.flow is not None:
+            self.link.stop_feeding(transfer.flow)
 
     # Prefixes
 
@@ -268,5 +285,5 @@ class Transport:
     def _tell_alive(self, back_since_ns: int) -> None:
         if back_since_ns == self.changed_at_ns and not self._taken_for_alive:
             self._taken_for_alive = True
-            self.link.goodput.restart()
+            self.link.restart()
             self._on_change(self, True)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from itertools import compress, permutations
+from itertools import compress, islice, permutations
 from typing import Any
 
 import numpy as np
@@ -227,8 +227,10 @@ def summarise(
     is_good = finished.good(sim.setup.slo)
     good = int(is_good.sum())
     decided = [r for r in arrived if r.decision is not None]
-    started = [r for r in arrived if r.prefill_started_at_ns != UNSET]
-    tokens = sum(r.num_prompt_tokens for r in started)
+    started = columns.chosen(in_window & (columns["prefill_started_at_ns"] != UNSET))
+    num_cached, num_tokens = (
+        int(started[name].sum()) for name in ("num_hit_tokens", "num_prompt_tokens")
+    )
     tenants = by_tenant(sim, arrived, compress(compress(sim.requests, is_done), is_good))
     parts = parts_of(done)
     return Results(
@@ -249,7 +251,7 @@ def summarise(
         ttft_parts=means(parts),
         ttft_parts_by_percentile=by_percentile(parts),
         offloaded_ratio=sum(r.offloaded for r in decided) / max(len(decided), 1),
-        prefix_hit_ratio=sum(r.num_hit_tokens for r in started) / max(tokens, 1),
+        prefix_hit_ratio=num_cached / max(num_tokens, 1),
         egress=_egress(sim, start_ns, end_ns),
         utilisation=_utilisation(sim),
         queues=_queues(sim),
@@ -268,10 +270,10 @@ def summarise(
             t.network: {"bytes": t.bytes_by_purpose, "price": t.price_by_purpose}
             for t in traffic_of(sim)
         },
-        price=_price(sim, good / max(len(arrived), 1)),
+        price=_price(sim, columns, good / max(len(arrived), 1)),
         num_events=sim.clock.num_events,
         simulated_s=sim.clock.now_ns / NS_PER_S,
-        digest=digest(sim),
+        digest=digest(sim, columns),
         ttft_ms=finished.ttft_ns / NS_PER_MS,
     )
 
@@ -280,16 +282,26 @@ def _counted(labels: Iterable[StrEnum]) -> dict[str, int]:
     return {label.value: count for label, count in sorted(Counter(labels).items())}
 
 
-def digest(sim: Simulation) -> str:
+_TIMES = (
+    "prefill_started_at_ns",
+    "prefilled_at_ns",
+    "landed_at_ns",
+    "first_token_at_ns",
+    "finished_at_ns",
+)
+_LINE = "%d %s %s %d %d %d %d %d %d\n"
+
+
+def digest(sim: Simulation, columns: Columns | None = None) -> str:
     """SHA-256 over what happened to every request."""
+    columns = columns_of(sim.requests) if columns is None else columns
+    outcomes = [r.outcome for r in sim.requests]
+    reasons = [r.decision.reason if r.decision else "" for r in sim.requests]
+    times = [columns[name].tolist() for name in ("index", "attempt", *_TIMES)]
+    lines = map(_LINE.__mod__, zip(times[0], outcomes, reasons, *times[1:], strict=True))
     trace = hashlib.sha256()
-    for r in sim.requests:
-        reason = r.decision.reason if r.decision else ""
-        line = (
-            f"{r.index} {r.outcome} {reason} {r.attempt} {r.prefill_started_at_ns} "
-            f"{r.prefilled_at_ns} {r.landed_at_ns} {r.first_token_at_ns} {r.finished_at_ns}\n"
-        )
-        trace.update(line.encode())
+    while part := "".join(islice(lines, 1024)):
+        trace.update(part.encode())
     return trace.hexdigest()
 
 
@@ -332,13 +344,14 @@ def _busy(busy_ns: float, time_ns: float) -> float:
     return busy_ns / time_ns if time_ns else 0.0
 
 
-def _price(sim: Simulation, attainment: float) -> dict[str, float]:
+def _price(sim: Simulation, columns: Columns, attainment: float) -> dict[str, float]:
     market = sim.front.dispatcher.market
     spent = 0.0 if market is None else market.spent
     hours = sim.clock.now_ns / NS_PER_S / _S_PER_H
     gpus = hours * sim.setup.price_per_h
     traffic = sum(sum(t.price_by_purpose.values()) for t in traffic_of(sim))
-    tokens = sum(r.num_prompt_tokens for r in sim.requests if r.first_token_at_ns != UNSET)
+    streamed = columns["first_token_at_ns"] != UNSET
+    tokens = int(columns["num_prompt_tokens"][streamed].sum())
     return {
         "gpus": gpus,
         "traffic": traffic,

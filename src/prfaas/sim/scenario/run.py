@@ -21,7 +21,6 @@ from prfaas.sim.scenario.scenario_loader import Scenario
 from prfaas.sweeps import SweepJob
 
 Progress = Callable[[int, int], None]
-_ALLOCATIONS_PER_COLLECTION = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def run(
     Raises:
         BrokenInvariantError: The simulator contradicts itself.
     """
-    with _seldom_collecting():
+    with _without_collections():
         requests = scenario.requests()
         total = len(requests)
         report = None if on_progress is None else (lambda n: on_progress(n, total))
@@ -63,19 +62,20 @@ def run(
 
 
 @contextmanager
-def _seldom_collecting() -> Iterator[None]:
-    """Requests stay to the end of a run; to search them for cycles is in vain, then too.
+def _without_collections() -> Iterator[None]:
+    """A run makes no cycles that end before it does: to search for some is in vain.
 
     Objects of the run count as old afterwards: the next full collection covers them.
     """
-    before = gc.get_threshold()
-    gc.set_threshold(_ALLOCATIONS_PER_COLLECTION, *before[1:])
+    collects = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
         gc.freeze()
         gc.unfreeze()
-        gc.set_threshold(*before)
+        if collects:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from prfaas.units import NS_PER_MS, NS_PER_S
 
 Unit = Literal["s", "ms"]
 _NS: dict[Unit, int] = {"s": NS_PER_S, "ms": NS_PER_MS}
+_AT_MAX = {unit: checks.INSTANT_S_MAX * NS_PER_S / ns for unit, ns in _NS.items()}
 _SINCE_1970_S = (10**9, 10**10)
 # A trace this short and dense is most likely one in seconds.
 _SHORT_NS = 60 * NS_PER_S
@@ -73,30 +74,30 @@ class MooncakeRows:
     def __call__(self, line: bytes) -> RecordedRequest:
         """The request of a line; DroppedError if the line has no request."""
         row = decode(self._decoder, line)
-        if self._complete and (row.timestamp is None or row.output_length is None):
-            missing = "timestamp" if row.timestamp is None else "output_length"
-            raise DroppedError(f"{missing} is missing")
-        self.unit = self.unit or row.timestamp_unit
+        at, length, output, ids = row.timestamp, row.input_length, row.output_length, row.hash_ids
+        if at is None or output is None:
+            if self._complete:
+                missing = "timestamp" if at is None else "output_length"
+                raise DroppedError(f"{missing} is missing")
+            at, output = at or 0, output or 0
+        if self.unit is None:
+            self.unit = row.timestamp_unit
         unit = self.unit or "ms"
-        at, output = row.timestamp or 0, row.output_length or 0
-        in_range("timestamp", at, 0, checks.INSTANT_S_MAX * NS_PER_S / _NS[unit], unit)
-        check_prompt("input_length", row.input_length)
-        check_output("output_length", output)
-        if len(row.tenant) > checks.TENANT_CHARS_MAX:
-            raise DroppedError(
-                "tenant is too long",
-                f"tenant has {len(row.tenant):,} characters; at most {checks.TENANT_CHARS_MAX}",
-            )
-        self._check_ids(row)
-        # The same int object for the same id: prompts share the memory as they share the blocks.
-        shared = tuple(map(self._known.setdefault, row.hash_ids, row.hash_ids))
-        return RecordedRequest(
-            round(at * _NS[unit]), row.input_length, max(output, 1), shared, row.tenant
-        )
+        # Nearly all lines are well: so one look is enough, and only others are asked why.
+        if not (
+            0 <= at <= _AT_MAX[unit]
+            and 1 <= length <= checks.NUM_PROMPT_TOKENS_MAX
+            and 0 <= output <= checks.NUM_OUTPUT_TOKENS_MAX
+            and len(row.tenant) <= checks.TENANT_CHARS_MAX
+        ):
+            _refuse(row, at, output, unit)
+        if ids:
+            self._check_ids(row)
+            # The same int object for the same id: prompts share the memory as the blocks.
+            ids = map(self._known.setdefault, ids, ids)
+        return RecordedRequest(round(at * _NS[unit]), length, output or 1, tuple(ids), row.tenant)
 
     def _check_ids(self, row: MooncakeLine) -> None:
-        if not row.hash_ids:
-            return
         num_blocks = -(-row.input_length // self._block_tokens)
         if len(row.hash_ids) != num_blocks:
             raise DroppedError(
@@ -106,8 +107,20 @@ class MooncakeRows:
                 "set the tokens of the trace's blocks: cache.block_tokens, or --block-tokens",
             )
         least, greatest = min(row.hash_ids), max(row.hash_ids)
-        worst = least if least < 0 else greatest
-        in_range("an id of hash_ids", worst, 0, checks.BLOCK_ID_MAX)
+        if least < 0 or greatest > checks.BLOCK_ID_MAX:
+            worst = least if least < 0 else greatest
+            in_range("an id of hash_ids", worst, 0, checks.BLOCK_ID_MAX)
+
+
+def _refuse(row: MooncakeLine, at: float, output: int, unit: Unit) -> None:
+    """Drop a line of which a number or the tenant is out of range; DroppedError says which."""
+    in_range("timestamp", at, 0, _AT_MAX[unit], unit)
+    check_prompt("input_length", row.input_length)
+    check_output("output_length", output)
+    raise DroppedError(
+        "tenant is too long",
+        f"tenant has {len(row.tenant):,} characters; at most {checks.TENANT_CHARS_MAX}",
+    )
 
 
 def looks_like_seconds(at_ns: Sequence[int]) -> str:
