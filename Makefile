@@ -13,7 +13,7 @@ COUNTED := $(addprefix tests/,audit config core gateway membership parity planne
 SPELLED := docs examples deploy dashboards src console/src benchmarks .github $(wildcard *.md) glossary.toml mkdocs.yml Makefile
 
 .DEFAULT_GOAL := help
-.PHONY: help compiled gpu-kit install demo case-study test test-fast coverage test-busy test-thrice check format lock clean console docs docs-version dist release
+.PHONY: help compiled gpu-kit install demo case-study test test-fast test-nightly coverage test-busy test-thrice check format lock clean console docs docs-version dist release
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -48,6 +48,9 @@ test: check  ## everything CI runs: checks, then all tests, real engines include
 
 test-fast: install  ## tests that start no engine
 	$(PYTEST) -m "not engine"
+
+test-nightly: install coverage  ## what test leaves out: whole matrices, hours; and the coverage
+	$(PYTEST) -m nightly
 
 coverage: install  ## the coverage of src by tests that run it in their own process
 	$(PYTEST) -m "not engine" --cov=prfaas --cov-report= $(COUNTED)

@@ -89,6 +89,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFi
     return WholeFiles(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real engines first: what takes longest may not begin last."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave whole matrices out unless `-m` names them. Real engines first: what takes longest may
+    not begin last."""
+    if "nightly" not in config.getoption("markexpr"):
+        late = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=late)
+        items[:] = [item for item in items if item not in late]
     items.sort(key=lambda item: item.get_closest_marker("engine") is None)

@@ -28,6 +28,8 @@ class Design:
         num_decode: PD instances that decode.
         planned: What the planner says that it sustains, with exact expectations, req/s.
         printed: What the paper says, req/s.
+        is_early: Engines that prefill give first tokens; the paper's do not.
+        relays: They go on until the blocks have come.
     """
 
     key: str
@@ -39,6 +41,8 @@ class Design:
     num_decode: int
     planned: float
     printed: float
+    is_early: bool = False
+    relays: bool = False
 
 
 def case_study() -> tuple[Question, list[Design]]:

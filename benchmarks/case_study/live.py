@@ -5,7 +5,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class Live:
         cores: Cores that the run used, the link's emulator and the generator included.
         late_s: How late the generator sent a request at most.
         link_bytes: Bytes over the link to the PD site, headers included.
+        relayed: Tokens of relay decode.
     """
 
     outcomes: list[Outcome]
@@ -63,6 +64,7 @@ class Live:
     late_s: float
     cores: float
     link_bytes: int
+    relayed: float
 
 
 async def run(
@@ -73,6 +75,7 @@ async def run(
     bits_per_s: float,
     place: Path,
     routing: Sequence[str] | None = None,
+    changing: Callable[[Wan], Awaitable[None]] | None = None,
 ) -> Live:
     """Drive one design.
 
@@ -85,6 +88,7 @@ async def run(
         place: Folder for keys, sockets and logs.
         routing: Further lines of the gateway's `[routing]`; by default the plan with the bytes of
             these blocks, for predictions are compared with what the link is seen to carry.
+        changing: Changes the link from the first request on; None for nobody.
     """
     prepare(place)
     # Transfers take their time in seconds of the wall clock: the link is as much faster.
@@ -104,13 +108,17 @@ async def run(
             "end": end_s * scale.time,
             "engines": engines,
         }
+        change = asyncio.ensure_future(changing(wan)) if changing else None
         report = await site.drive(spec)
+        if change is not None:
+            change.cancel()
         after = (await wan.counters()).there
     outcomes = [_outcome(found, scale.time) for found in report["outcomes"]]
     late = max(found["late"] for found in report["outcomes"] if found.get("late") is not None)
     link_bytes = after.delivered_bytes - before.delivered_bytes
     cores = (_cpu_s() - used) / (time.monotonic() - began)
-    return Live(outcomes, report["behind"], report["busy_ratio"], late, cores, link_bytes)
+    behind, busy, relayed = (report[name] for name in ("behind", "busy_ratio", "relayed"))
+    return Live(outcomes, behind, busy, late, cores, link_bytes, relayed)
 
 
 def _cpu_s() -> float:
@@ -186,6 +194,7 @@ class _Site:
             f'policy = "{self._design.policy.value}"',
             'prefill_timeout = "300s"',
             'transfer_timeout = "60s"',
-            'early_first_token = "off"',  # The paper's system has none.
+            f'early_first_token = "{"auto" if self._design.is_early else "off"}"',
+            f'relay_decode = "{"always" if self._design.relays else "off"}"',
             *self._more,
         ]

@@ -80,8 +80,8 @@ async def one(http: aiohttp.ClientSession, url: str, ask: Ask, start: float) -> 
     return found
 
 
-async def ready(http: aiohttp.ClientSession, url: str) -> None:
-    async with asyncio.timeout(60):
+async def ready(http: aiohttp.ClientSession, url: str, limit_s: float = 60) -> None:
+    async with asyncio.timeout(limit_s):
         while True:
             try:
                 async with http.get(f"{url}/health?full=1") as reply:
@@ -103,6 +103,14 @@ async def behind(http: aiohttp.ClientSession, engines: list[str]) -> float:
     return most
 
 
+async def relayed(http: aiohttp.ClientSession, gateway: str) -> float:
+    """Tokens of relay decode."""
+    async with http.get(f"{gateway}/metrics") as reply:
+        lines = (await reply.text()).splitlines()
+    [found] = [line for line in lines if line.startswith("prfaas_relayed_tokens_total ")]
+    return float(found.rpartition(" ")[2])
+
+
 async def main() -> None:
     url, model, tokenizer = sys.argv[1:4]
     spec = json.load(sys.stdin)
@@ -110,7 +118,7 @@ async def main() -> None:
     timeout = aiohttp.ClientTimeout(total=None)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
-        await ready(http, url)
+        await ready(http, url, limit_s=300)
         busy, start = cpu(), time.monotonic()
         tasks = [asyncio.create_task(one(http, url, ask, start)) for ask in asks]
         _, left = await asyncio.wait(tasks, timeout=spec["end"])
@@ -121,6 +129,7 @@ async def main() -> None:
         report = {
             "outcomes": outcomes,
             "behind": await behind(http, spec["engines"]),
+            "relayed": await relayed(http, url),
             "busy_ratio": 1 - used[1] / sum(used),
         }
     json.dump(report, sys.stdout)

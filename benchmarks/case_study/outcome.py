@@ -15,6 +15,7 @@ class Outcome:
         offloaded: Whether it was prefilled away.
         error: What went wrong; empty if nothing did.
         done: When its last token came, s; None if it did not before the end.
+        relayed: Tokens after the first of the engine that prefilled, where that is known.
     """
 
     arrived: float
@@ -22,6 +23,7 @@ class Outcome:
     offloaded: bool = False
     error: str = ""
     done: float | None = None
+    relayed: int = 0
 
 
 @dataclass(frozen=True)

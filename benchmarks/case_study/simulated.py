@@ -1,5 +1,6 @@
 """The same requests through the simulator."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +20,18 @@ SCENARIO = Path(__file__).parents[2] / "examples" / "sim" / "paper-poisson.toml"
 
 
 def simulate(
-    question: Question, design: Design, asked: list[Request], end_s: float, rtt_s: float
+    question: Question,
+    design: Design,
+    asked: list[Request],
+    end_s: float,
+    rtt_s: float,
+    more: Sequence[str] = (),
 ) -> list[Outcome]:
-    """The simulator's outcome of every request, up to the end of the run."""
+    """The simulator's outcome of every request, up to the end of the run.
+
+    Args:
+        more: Further settings of the scenario.
+    """
     tables = read_toml(SCENARIO)
     for setting in (
         f"routing.policy={design.policy.value}",
@@ -30,6 +40,9 @@ def simulate(
         f"link.rtt={rtt_s * 1e3:g}ms",
         # The live gateway has no `ttft_max`: it refuses nobody.
         "routing.admission=false",
+        f"routing.early_first_token={'auto' if design.is_early else 'off'}",
+        f"routing.relay_decode={'auto' if design.relays else 'off'}",
+        *more,
     ):
         override(tables, setting)
     file = validated(ScenarioFile, tables, PLAN)
@@ -43,6 +56,7 @@ def simulate(
             r.arrived_at_ns / NS_PER_S,
             None if r.first_token_at_ns == UNSET else r.first_token_at_ns / NS_PER_S,
             offloaded=r.offloaded,
+            relayed=r.relayed_tokens,
         )
         for r in simulation.requests
     ]

@@ -1,9 +1,10 @@
-"""TTFT of offloaded requests over the lab's WAN, with early first tokens and without. Needs root.
+"""TTFT of offloaded requests over the lab's WAN, with early first tokens, with relay decode, and
+without. Needs root.
 
     python -m benchmarks.first_token [--rate 1] [--rtt-ms 40] [--tokens 8192,32768] [--requests 8]
 
 Timing engines at the sizes of the paper, bytes and link scaled as in the case study; one request
-after the other, with and without in turns, each answer checked token by token. Prints a table in
+after the other, of each kind in turns, each answer checked token by token. Prints a table in
 Markdown.
 """
 
@@ -22,55 +23,83 @@ import aiohttp
 import numpy as np
 
 from benchmarks.case_study.load import TOKENS, ready
-from benchmarks.two_sites import AWAY, GATEWAY, HOME, TwoSites, prepare
+from benchmarks.two_sites import AWAY, GATEWAY, HOME, PLAN, TwoSites, prepare
 from prfaas.engines.timing.api.vocabulary import Vocabulary
 from prfaas.engines.timing.blocks import DrawnAnswer
+from prfaas.planner.answer.plan_loader import load_question
+from prfaas.planner.hardware.profiles import step_time
+from prfaas.units import NS_PER_S
 from tests.lab.wan import Wan, why_not
 
-MODEL, OUTPUT_TOKENS, BYTES_SCALE = "timing-1t", 40, 0.01
-ENGINE = ("--bytes-scale", str(BYTES_SCALE), "--block-tokens", "512", "--host-memory", "64MiB")
+MODEL, OUTPUT_TOKENS, BYTES_SCALE = "timing-1t", 320, 0.01
+ENGINE = (
+    "--bytes-scale",
+    str(BYTES_SCALE),
+    "--block-tokens",
+    "512",
+    "--host-memory",
+    "64MiB",
+    "--stream-interval",
+    "1",
+)
+KINDS: dict[str, dict[str, float]] = {
+    # Timing engines take no notice of sampling. A penalty leaves the answer to one engine; a greedy
+    # one is not relayed.
+    "without": {"temperature": 0, "frequency_penalty": 0.1},
+    "first token": {"temperature": 0},
+    "relay": {"temperature": 0.7},
+}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Times of one request since it was sent, seconds."""
+    """Times of one request since it was sent, seconds; the longest time between two tokens, in
+    steps of decode; and the tokens of its relay."""
 
     first: float
     second: float
     end: float
     gap: float
+    relayed: float
 
 
 async def ask(
-    http: aiohttp.ClientSession, prompt: list[int], words: Vocabulary, early: bool
-) -> Asked:
+    http: aiohttp.ClientSession, prompt: list[int], words: Vocabulary, kind: str
+) -> Asked | None:
+    """None if the request was not offloaded: a busy machine misses health checks."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
-    # A penalty leaves the answer to one engine; timing engines take no notice of it.
-    body |= {} if early else {"frequency_penalty": 0.1}
     answer, text, times, began = DrawnAnswer(prompt), "", [], time.monotonic()
     async with http.post(
-        f"http://{GATEWAY}/v1/completions", json=body | {"temperature": 0, "stream": True}
+        f"http://{GATEWAY}/v1/completions", json=body | {"stream": True} | KINDS[kind]
     ) as reply:
-        assert reply.headers.get("X-Prfaas-Path") == "remote", await reply.text()
+        if reply.headers.get("X-Prfaas-Path") != "remote":
+            await reply.read()
+            return None
         async for line in reply.content:
             if line.startswith(b"data: {"):
                 text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
                 times.append(time.monotonic() - began)
     assert text == "".join(words.texts[answer.next(words.spoken)] for _ in range(OUTPUT_TOKENS))
-    gaps = np.diff(times[1:])
-    return Asked(times[0], times[1], times[-1], float(gaps.max()))
+    async with http.get(f"http://{GATEWAY}/control/requests") as reply:
+        [record, *_] = (await reply.json())["requests"]
+    step_ns = step_time(load_question(PLAN).problem.pd.decode)(1, len(prompt))
+    steps = float(np.diff(times).max() * NS_PER_S / step_ns)
+    return Asked(times[0], times[1], times[-1], steps, record["relayed_tokens"])
 
 
 async def client(tokenizer: str, num_tokens: int, count: int) -> None:
     """Within the site of the gateway: the times of each request, as JSON."""
     rng, words = np.random.default_rng(num_tokens), Vocabulary(tokenizer)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http:
-        await ready(http, f"http://{GATEWAY}")
-        found: list[list[tuple[float, ...]]] = [[], []]
-        for number in range(2 * count + 2):
-            prompt = rng.integers(0, TOKENS, num_tokens).tolist()
-            asked = await ask(http, prompt, words, early=number % 2 == 1)
-            found[number % 2].append(astuple(asked))
+        await ready(http, f"http://{GATEWAY}", limit_s=300)
+        found: list[list[tuple[float, ...]]] = [[] for _ in KINDS]
+        for _ in range(count + 1):
+            for times, kind in zip(found, KINDS, strict=True):
+                asked = None
+                while asked is None:
+                    prompt = rng.integers(0, TOKENS, num_tokens).tolist()
+                    asked = await ask(http, prompt, words, kind)
+                times.append(astuple(asked))
     json.dump([each[1:] for each in found], sys.stdout)  # The first one opens connections.
 
 
@@ -81,7 +110,7 @@ async def measure(options: argparse.Namespace, lengths: list[int]) -> list[list[
         async with Wan(rtt_ms=options.rtt_ms, rate_bits_per_s=rate) as wan:
             sites = TwoSites(wan, Path(place), MODEL)
             await sites.start_pool(HOME, "1GiB", "127.0.0.1:0")
-            await sites.start_engines(HOME, ["pd-0"], *ENGINE, "--stream-interval", "1")
+            await sites.start_engines(HOME, ["pd-0"], *ENGINE)
             await sites.start_pool(AWAY, "1GiB", "127.0.0.1:0")
             await sites.start_engines(AWAY, ["prfaas-0"], *ENGINE)
             routing = ["offload_threshold = 1000", 'policy = "remote"', 'transfer_timeout = "60s"']
@@ -100,16 +129,22 @@ async def measure(options: argparse.Namespace, lengths: list[int]) -> list[list[
 
 
 def table(lengths: list[int], found: list[list[list[Asked]]]) -> str:
-    lines = ["| prompt | figure, P50 | without | with | change |", "|---|---|---|---|---|"]
-    names = {"first": "TTFT", "second": "second token", "end": "end", "gap": "largest later gap"}
-    for length, (before, after) in zip(lengths, found, strict=True):
-        for field, name in names.items():
-            old, new = (
-                statistics.median(getattr(a, field) for a in runs) for runs in (before, after)
-            )
-            lines.append(
-                f"| {length:,} | {name} | {old:.3f} s | {new:.3f} s | {new / old - 1:+.1%} |"
-            )
+    lines = [f"| prompt | figure, P50 | {' | '.join(KINDS)} |", "|---|---|---|---|---|"]
+    names = {
+        "first": ("TTFT, s", ".2f"),
+        "second": ("second token, s", ".2f"),
+        "end": ("end, s", ".2f"),
+        "gap": ("longest gap, decode steps", ".1f"),
+        "relayed": ("relayed tokens", ".0f"),
+    }
+    for length, kinds in zip(lengths, found, strict=True):
+        for field, (name, form) in names.items():
+            each = [statistics.median(getattr(a, field) for a in runs) for runs in kinds]
+            shown = [format(value, form) for value in each]
+            if field in ("first", "second", "end"):
+                changed = zip(shown[1:], each[1:], strict=True)
+                shown[1:] = [f"{text} ({value / each[0] - 1:+.1%})" for text, value in changed]
+            lines.append(f"| {length:,} | {name} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 

@@ -1,22 +1,23 @@
 """Time of one decision: the gateway's driver, many instances, a large prefix index.
 
 python benchmarks/gateway/decide.py [--instances 200] [--blocks 2000000] [--prompt-tokens 32768]
-    [--shared-tokens 0] [--roles]
+    [--shared-tokens 0] [--roles] [--block-tokens 512] [--known-share 1]
+
+A turn of an agent: --blocks 10000000 --prompt-tokens 142000 --block-tokens 16 --known-share 0.96
 
 Every decision looks a prompt of a random family up in every pool, picks instances, predicts both
 paths and books the result, while earlier requests end. Prints percentiles of one decision, by the
 clock and in CPU time, and of the look-up alone. With `--shared-tokens` the same is measured
-without a shared prefix as well, and the ratio of both in CPU time is printed. Nothing is sent
-anywhere.
+without a shared prefix as well, and the ratio of both in CPU time is printed. With
+`--known-share` every prompt is known up to there and new from there on. Nothing is sent anywhere.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import hashlib
-import random
 import time
+from random import Random
 
 from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch.types import Arrival
@@ -28,18 +29,7 @@ from prfaas.gateway.routing.dispatcher_setup import Profiles
 from prfaas.gateway.routing.part_states import PoolView
 from prfaas.units import NS_PER_S
 
-SPAN = 512
-NUM_DECISIONS = 5000
-NUM_OPEN = 500
-LAYOUT = Layout(
-    b"L" * 32,
-    SPAN,
-    "0",
-    (
-        CacheGroup(0, GroupKind.FULL_ATTENTION, SPAN, 2**16),
-        CacheGroup(1, GroupKind.LINEAR_STATE, SPAN, 2**20),
-    ),
-)
+NUM_DECISIONS, NUM_OPEN = 5000, 500
 COSTS = Costs(
     [300_000 * n for n in range(1000)],
     [100_000 * n for n in range(1000)],
@@ -47,6 +37,18 @@ COSTS = Costs(
     500_000,
     8192,
 )
+
+
+def layout_of(span: int) -> Layout:
+    """Full attention, with linear state where blocks are large."""
+    groups = (
+        CacheGroup(0, GroupKind.FULL_ATTENTION, span, 2**16),
+        CacheGroup(1, GroupKind.LINEAR_STATE, span, 2**20),
+    )
+    return Layout(b"L" * 32, span, "0", groups if span >= 512 else groups[:1])
+
+
+LAYOUT = layout_of(512)
 
 
 def deployment(num_local: int, num_remote: int, *, roles: bool = False) -> Deployment:
@@ -73,11 +75,13 @@ def deployment(num_local: int, num_remote: int, *, roles: bool = False) -> Deplo
 
 def chain(family: int, num_blocks: int, num_shared: int) -> list[bytes]:
     """Hashes of a family's prompt, which begins like those of all families."""
-    families = [0] * num_shared + [family + 1] * (num_blocks - num_shared)
-    return [hashlib.sha256(b"%d %d" % (of, n)).digest() for n, of in enumerate(families)]
+    ends = (Random(0).randbytes(32 * num_shared), Random(family + 1).randbytes(32 * num_blocks))
+    joined = ends[0] + ends[1][len(ends[0]) :]
+    return [joined[at : at + 32] for at in range(0, 32 * num_blocks, 32)]
 
 
 def make(
+    layout: Layout,
     num_instances: int,
     num_blocks: int,
     prompt_blocks: int,
@@ -93,24 +97,25 @@ def make(
     local = list(file.clusters["pd"].pools)
     remote = list(file.clusters["prfaas"].pools)
     pools = local + remote
-    num_families = max(1, num_blocks // (2 * prompt_blocks))
+    numbers = range(len(layout.groups))
+    num_families = max(1, num_blocks // (len(numbers) * prompt_blocks))
     for pool in pools:
         index.end_snapshot(pool)
     for family in range(num_families):
         hashes = chain(family, prompt_blocks, num_shared)[num_shared:]
-        keys = [BlockKey(g, h) for h in hashes for g in (0, 1)]
-        index.add(pools[family % len(pools)], LAYOUT.layout_id, keys)
-    shared = [BlockKey(g, h) for h in chain(0, num_shared, num_shared) for g in (0, 1)]
+        keys = [BlockKey(g, h) for h in hashes for g in numbers]
+        index.add(pools[family % len(pools)], layout.layout_id, keys)
+    shared = [BlockKey(g, h) for h in chain(0, num_shared, num_shared) for g in numbers]
     for pool in pools if shared else ():
-        index.add(pool, LAYOUT.layout_id, shared)
+        index.add(pool, layout.layout_id, shared)
     for cluster in file.clusters.values() if shared else ():
         for name in cluster.engines:
             index.end_snapshot(name)
-            index.add(name, LAYOUT.layout_id, shared, Tier.DEVICE)
+            index.add(name, layout.layout_id, shared, Tier.DEVICE)
     now = time.monotonic_ns()
     for cluster in file.clusters.values():
         for name, engine in cluster.engines.items():
-            layouts = {n: LAYOUT for n, e in cluster.engines.items() if e.pool == engine.pool}
+            layouts = {n: layout for n, e in cluster.engines.items() if e.pool == engine.pool}
             links = dict.fromkeys(local, True)
             driver.pool_seen(engine.pool, PoolView(True, layouts, links), now)
             driver.engine_ready(name, 10**6, now)
@@ -134,23 +139,27 @@ def percentiles(durations_ns: list[int]) -> str:
 
 def measure(options: argparse.Namespace, num_shared: int) -> list[int]:
     """Print the times of decisions; return them in CPU time, ns."""
-    prompt_blocks = options.prompt_tokens // SPAN
+    layout = layout_of(options.block_tokens)
+    prompt_blocks = options.prompt_tokens // options.block_tokens
     driver, num_families = make(
-        options.instances, options.blocks, prompt_blocks, num_shared, roles=options.roles
+        layout, options.instances, options.blocks, prompt_blocks, num_shared, roles=options.roles
     )
+    num_known = int(options.known_share * prompt_blocks)
     gc.freeze()
-    draw, decisions, lookups = random.Random(1), [], []
+    draw, decisions, lookups = Random(1), [], []
     cpu: list[int] = []
     reported_at_ns = report(driver)
-    for number in range(NUM_DECISIONS):
-        hashes = chain(draw.randrange(2 * num_families), prompt_blocks, num_shared)
+    for number in range(options.decisions):
+        among = num_families if options.known_share < 1 else 2 * num_families
+        hashes = chain(draw.randrange(among), prompt_blocks, num_shared)
+        hashes[num_known:] = chain(-number - 2, prompt_blocks - num_known, 0)
         length = options.prompt_tokens + 1
         arrival = Arrival(
             number,
             length,
             length,
-            shippable_tokens=LAYOUT.last_boundary(length),
-            layout=LAYOUT,
+            shippable_tokens=layout.last_boundary(length),
+            layout=layout,
             hashes=hashes,
         )
         started, cpu_started = time.perf_counter_ns(), time.thread_time_ns()
@@ -165,7 +174,7 @@ def measure(options: argparse.Namespace, num_shared: int) -> list[int]:
         if number >= NUM_OPEN:
             driver.prefilled(number - NUM_OPEN // 2, time.monotonic_ns())
             driver.end(number - NUM_OPEN, time.monotonic_ns())
-    print(f"{num_shared * SPAN:,} tokens shared by all prompts, pools and engines")
+    print(f"{num_shared * options.block_tokens:,} tokens shared by all prompts, pools and engines")
     print(f"decision  {percentiles(decisions)}")
     print(f"CPU time  {percentiles(cpu)}")
     print(f"look-up   {percentiles(lookups)}")
@@ -180,6 +189,9 @@ def main() -> None:
     parser.add_argument(
         "--shared-tokens", type=int, default=0, help="that all pools and engines hold"
     )
+    parser.add_argument("--block-tokens", type=int, default=512)
+    parser.add_argument("--known-share", type=float, default=1.0, help="of each prompt")
+    parser.add_argument("--decisions", type=int, default=NUM_DECISIONS)
     parser.add_argument("--roles", action="store_true", help="half the PD engines only decode")
     options = parser.parse_args()
     print(
@@ -187,7 +199,7 @@ def main() -> None:
         f"{options.prompt_tokens + 1:,} tokens a prompt"
     )
     alone = sorted(measure(options, 0))
-    if num_shared := options.shared_tokens // SPAN:
+    if num_shared := options.shared_tokens // options.block_tokens:
         shared = sorted(measure(options, num_shared))
         ratios = [
             shared[round(q * len(shared))] / alone[round(q * len(alone))] for q in (0.5, 0.99)

@@ -69,7 +69,7 @@ async def main() -> None:
             head("what", "goal", "measured")
             await first_blocks(identities, 100)
             return
-        rates = await our_table(rows, identities, fast=arguments.fast)
+        rates = await our_table(rows, identities, fast=arguments.quick)
         if arguments.peers is not None:
             await peers_table(rows, rates, arguments.peers)
         if not wanted:

@@ -1,7 +1,8 @@
 """Rates and errors of rounded blocks on one core: python -m benchmarks.quality.rates
 
-Blocks of 2 MiB, of 64 tokens, from and to 64 MiB of memory; CPU time of the thread. The sender
-codes, decodes again and hashes; the receiver decodes and hashes.
+Blocks of 2 MiB, of 64 tokens, from and to 64 MiB of memory that has its pages, as that of a node in
+use has; CPU time of the thread. The sender codes, decodes again and hashes; the receiver decodes
+and hashes.
 """
 
 from __future__ import annotations
@@ -40,23 +41,21 @@ def seconds(work: Callable[[], object]) -> float:
 
 def measure(form: Form, content: memoryview) -> tuple[float, float, float]:
     """GB/s at the sender and at the receiver, and the error by the size of the numbers."""
-    back, streams = memoryview(bytearray(NUM_BYTES)), []
+    back, room = memoryview(bytearray(b"\1") * NUM_BYTES), memoryview(bytearray(BLOCK))
     sending = receiving = 0.0
     for at in range(0, NUM_BYTES, BLOCK):
-        into = back[at : at + BLOCK]
+        streams: list[bytearray] = []
 
-        def send(at: int = at, into: memoryview = into) -> None:
-            streams.append(round_block(form, content[at : at + BLOCK], into))
+        def send(at: int = at, streams: list[bytearray] = streams) -> None:
+            streams.append(round_block(form, content[at : at + BLOCK], room))
+            blake3.blake3(room).digest()
+
+        def receive(at: int = at, streams: list[bytearray] = streams) -> None:
+            into = back[at : at + BLOCK]
+            restore_block(memoryview(streams[0]), into)
             blake3.blake3(into).digest()
 
         sending += seconds(send)
-    for number, at in enumerate(range(0, NUM_BYTES, BLOCK)):
-        into = back[at : at + BLOCK]
-
-        def receive(stream: bytearray = streams[number], into: memoryview = into) -> None:
-            restore_block(memoryview(stream), into)
-            blake3.blake3(into).digest()
-
         receiving += seconds(receive)
     kind = (lambda data: np.frombuffer(data, np.float32)) if _is_state(form) else numbers
     old, new = kind(content), kind(back)

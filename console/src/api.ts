@@ -190,6 +190,9 @@ export interface RequestRecord {
   second_ms?: number | null;
   first_token_from?: string | null;
   why_not_early?: string | null;
+  relayed_tokens?: number;
+  why_not_relay?: string | null;
+  gap_ms?: number | null;
   e2e_ms: number | null;
   prefill_cluster: string | null;
   prefill_engine: string | null;

@@ -31,6 +31,8 @@ def read_toml(path: Path, bytes_max: int = FILE_BYTES_MAX) -> dict[str, Any]:
     """
     try:
         text = read_limited(path, bytes_max).decode("utf-8-sig")
+        if text.lstrip().startswith("{"):
+            raise ConfigError(f"{path} is no valid TOML: it begins with {{, as JSON does")
         if (line := _long_key(text)) is not None:
             raise ConfigError(f"{path}: line {line}: a key of more than {DEPTH_MAX} parts")
         tables = tomllib.loads(text)

@@ -345,6 +345,13 @@ def test_what_is_no_toml_says_so(tmp_path: Path, content: bytes) -> None:
         load_deployment(path)
 
 
+def test_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "long.json"
+    path.write_text('{"content": "' + "Ethernet is enough. " * 100 + '"}')
+    with pytest.raises(ConfigError, match=r"long\.json is no valid TOML: .* as JSON does"):
+        load_deployment(path)
+
+
 def test_a_model_s_name_can_be_printed() -> None:
     with pytest.raises(ValidationError, match="cannot be printed"):
         ModelTable(name="a\n\x1b[31m", path="here")

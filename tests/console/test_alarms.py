@@ -4,7 +4,7 @@ import pytest
 
 from prfaas.gateway.console.history import History, HistorySample, LinkSample
 from prfaas.gateway.telemetry.metrics import Totals
-from prfaas.incidents.alarm_list import Severity
+from prfaas.incidents.alarm_kinds import Severity
 from prfaas.incidents.rules import Alarm, Facts, alarms
 
 LINK = "far>near"

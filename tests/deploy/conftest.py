@@ -26,6 +26,12 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def served(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an install with what a gateway and the demo need."""
+    return installed(tmp_path_factory.mktemp("served") / "env", wheel, "gateway")
+
+
+@pytest.fixture(scope="session")
 def shipped(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` of an environment that was made as the Containerfile makes it."""
     local = tmp_path_factory.mktemp("shipped")

@@ -27,13 +27,13 @@ PAGES = {ROOT / "README.md": ["gateway", "plan"], ROOT / "docs" / "quick-start.m
 PROGRAMS = ("pip ", "make ", "prfaas ", "curl ", "python3 ", "eval ", "PIP_EXTRA_INDEX_URL=")
 NAMED = {
     "pip install 'prfaas[gateway]'": "needs a package index; here is the wheel",
-    "pip install 'prfaas[gateway]' && prfaas demo": "the same; its second half is run",
+    "pip install 'prfaas[gateway]' && prfaas demo": "the same; quick start has its demo, --once",
     "make test": "in a clone, and runs this test",
     "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo": "in a clone, with vLLM",
     "prfaas up laptop.toml": "needs vLLM and a minute; the test sees that the command says so",
 }
 """Commands that are not run as printed, and why."""
-UNTIL_CTRL_C = {"prfaas demo": "Sample traffic goes on", "prfaas up timing.toml": "ready at"}
+UNTIL_CTRL_C = {"prfaas up timing.toml": "ready at"}
 """Commands that run until Ctrl-C, and what they print once they can be used."""
 ADDRESS = "127.0.0.1:8000"
 BLOCK = re.compile(r"^```python\n(.*?)```|((?:^ {4,}[^\n]+\n)+)", re.DOTALL | re.MULTILINE)
@@ -81,20 +81,21 @@ def test_every_command_that_is_not_run_is_on_a_page() -> None:
     assert len(found) > 15
 
 
-@pytest.fixture(scope="module")
-def gateway(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of an environment with the wheel and what the demo needs."""
-    return installed(tmp_path_factory.mktemp("gateway") / "env", wheel, "gateway")
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_run_as_printed(
-    page: Path, wheel: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    page: Path,
+    served: Path,
+    wheel: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    binaries = installed(tmp_path_factory.mktemp("page") / "env", wheel, *PAGES[page])
+    binaries = served
+    if PAGES[page] != ["gateway"]:
+        binaries = installed(tmp_path_factory.mktemp("page") / "env", wheel, *PAGES[page])
     address = f"127.0.0.1:{free_port()}"
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env |= {"PATH": f"{binaries}:{env['PATH']}", "PRFAAS_URL": f"http://{address}"}
+    env |= {"HOME": "/nonexistent"}
     printed = page.read_text().replace(ADDRESS, address)
     open_commands = []
     try:
@@ -126,18 +127,10 @@ def test_commands_run_as_printed(
             each.__exit__(None, None, None)
 
 
-def test_the_demo_of_the_first_screen_runs(gateway: Path, tmp_path: Path) -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    env |= {"PATH": f"{gateway}:{env['PATH']}", "HOME": "/nonexistent"}
-    with running("prfaas demo", UNTIL_CTRL_C["prfaas demo"], tmp_path, env):
-        pass
-    assert not list(tmp_path.iterdir())
-
-
-def test_engines_that_are_not_installed_are_one_sentence(gateway: Path, tmp_path: Path) -> None:
+def test_engines_that_are_not_installed_are_one_sentence(served: Path, tmp_path: Path) -> None:
     for command in ("prfaas demo --engines vllm", "prfaas up laptop"):
         done = subprocess.run(
-            [gateway / "prfaas", *command.split()[1:]],
+            [served / "prfaas", *command.split()[1:]],
             cwd=tmp_path,
             capture_output=True,
             text=True,

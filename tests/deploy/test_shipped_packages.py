@@ -106,11 +106,10 @@ def test_an_extra_has_all_that_its_modules_need(wheel: Path, tmp_path: Path, ext
 
 
 async def test_a_gateway_serves_a_chat_over_pool_nodes_of_a_bare_install(
-    wheel: Path, bare: Path, tmp_path: Path
+    served: Path, bare: Path, tmp_path: Path
 ) -> None:
     """The chat goes through a gateway and timing engines of [gateway], with neither scipy nor
     torch, and over a link between two pool nodes that have neither numpy nor codecs."""
-    gateway = installed(tmp_path / "env", wheel, "gateway")
     addresses = {name: f"127.0.0.1:{free_port()}" for name in ("prfaas-pool", "pd-pool")}
     places = "".join(
         f'[clusters.{name.removesuffix("-pool")}.pools.{name}]\naddress = "{address}"\n'
@@ -132,7 +131,7 @@ async def test_a_gateway_serves_a_chat_over_pool_nodes_of_a_bare_install(
             for name in addresses
         ]
         try:
-            async with serving(gateway, tmp_path, places) as (http, url):
+            async with serving(served, tmp_path, places) as (http, url):
                 messages = [{"role": "user", "content": "word " * 20_000}]
                 body: dict[str, Any] = {"messages": messages, "max_tokens": 4}
                 async with http.post(f"{url}/v1/chat/completions", json=body) as reply:

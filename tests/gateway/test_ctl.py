@@ -26,6 +26,7 @@ async def test_an_operator_looks_steers_and_asks_why(world: World) -> None:
     assert "candidate  prefill (prfaas)  score" in found.output
     assert "predicted  nothing: " in found.output
     assert "remote     prfaas  waits: " in found.output
+    assert "rate unknown then: no transfer had filled it" in found.output
     short = await run("explain", record["request_id"][:8], url=world.url)
     assert short.output == found.output
     story = (await run("story", record["request_id"], url=world.url)).output.splitlines()

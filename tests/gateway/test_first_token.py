@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from prfaas.gateway.serving.decode_leg import DecodeLeg, StreamHandover
 from prfaas.gateway.serving.request_state import StreamedAnswer
+from tests.gateway.ctl_runner import run
 
 from .conftest import World, running, until
 from .long_requests import both_pools_heard_the_abort
@@ -99,6 +101,8 @@ async def test_the_client_has_it_before_decode_says_anything(
     assert kv_orders(decode)["transfer"] == kv_orders(prefill)["transfer"]
     record = await world.record()
     assert record["ttft_ms"] < record["second_ms"]
+    shown = (await run("explain", record["request_id"], url=world.url)).output
+    assert ", from prefill: it need not wait for the transfer, then the second after" in shown
     assert await world.metric('prfaas_first_tokens_total{from="prefill"}') == 1
 
 
@@ -188,15 +192,25 @@ async def test_a_decode_engine_that_would_have_chosen_another_token(
     assert (await world.record())["fallback"] is None
 
 
-@pytest.mark.parametrize("more", PAIR)
+WARM_WHOLE = BODY | {"temperature": 0.5}
+
+
 @pytest.mark.parametrize(
-    ("text", "extra"), [("G", {}), (TEXT, {"stop": ["G"]}), (TEXT, {"max_tokens": 1})]
+    ("text", "body", "extra"),
+    [
+        ("G", STREAM, {}),
+        ("G", WARM_WHOLE, {}),
+        (TEXT, STREAM, {"stop": ["G"]}),
+        (TEXT, STREAM, {"max_tokens": 1}),
+        (TEXT, BODY, {"max_tokens": 1}),
+        (TEXT, WARM_WHOLE, {"max_tokens": 1}),
+    ],
 )
 async def test_an_answer_of_one_token_has_no_decode_leg(
-    world: World, checkpoint: Path, text: str, extra: dict[str, Any], more: Any
+    world: World, checkpoint: Path, text: str, body: dict[str, Any], extra: dict[str, Any]
 ) -> None:
     talk(world, checkpoint, text)
-    said, usage, *_ = await ask(world, (STREAM if more["stream"] else BODY) | extra)
+    said, usage, *_ = await ask(world, body | extra)
     assert said == ("" if "stop" in extra else "G")
     assert usage["completion_tokens"] == 1
     assert not world.decode.calls
@@ -224,6 +238,7 @@ async def test_an_answer_of_one_token_has_no_decode_leg(
             {"stop": ["a"], "stream": False, "stream_options": None, "temperature": 1},
             "without stream",
         ),
+        ({"stream": False, "stream_options": None}, "greedy without stream"),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
         ({"spaces_between_special_tokens": False}, "spaces_between"),
     ],
@@ -343,6 +358,46 @@ async def test_an_engine_that_takes_prompts_alone(
         assert len(world.prefill.calls) == num_asked
         record = await world.record()
         assert (record["fallback"], record["first_token_from"]) == (None, "decode")
+
+
+@pytest.mark.parametrize("status", [404, 429])
+async def test_a_refusal_that_is_not_of_the_fields_leaves_early_tokens_on(
+    world: World, checkpoint: Path, status: int
+) -> None:
+    """Of a model that is not there yet, or a full queue: the next prompt is another matter."""
+    speech = talk(world, checkpoint)
+    world.prefill.script = refuse(status)
+    assert (await ask(world, STREAM))[0] == TEXT
+    world.prefill.script = speech.script
+    assert (await ask(world, STREAM))[0] == TEXT
+    assert len(world.prefill.calls) == 2
+    assert (await world.record())["first_token_from"] == "prefill"
+
+
+@pytest.mark.parametrize("body", [STREAM, BODY])
+async def test_a_last_token_without_a_finish_reason_is_answered_once(
+    world: World, checkpoint: Path, body: dict[str, Any]
+) -> None:
+    speech = talk(world, checkpoint)
+
+    async def says_no_end(engine: Any, request: Any, body: dict[str, Any]) -> Any:
+        speech.prompt = body["prompt"]
+        lines = speech.lines(body)
+        lines[0]["choices"][0]["finish_reason"] = None
+        if not body.get("stream"):
+            return web.json_response(speech.whole(lines))
+        response = await engine.begin_stream(request)
+        for line in lines:
+            await send(response, line)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    world.prefill.script = says_no_end
+    async with asyncio.timeout(20):
+        said, usage, *_ = await ask(world, body | {"max_tokens": 1})
+    assert (said, usage["completion_tokens"]) == ("G", 1)
+    assert (len(world.prefill.calls), len(world.decode.calls)) == (1, 0)
+    assert len(world.gateway.driver.dispatcher.requests) == 0
 
 
 async def test_a_hang_after_the_token(world: World, checkpoint: Path) -> None:

@@ -34,7 +34,10 @@ LIMIT_S = 9 * 60
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("part", DAMAGES)
+@pytest.mark.parametrize(
+    "part",
+    [pytest.param(part, marks=[] if part == "layers" else pytest.mark.nightly) for part in DAMAGES],
+)
 def test_damage_is_seen(part: str) -> None:
     """A part holds, and does not with a flipped byte, a wrong description or a skipped copy."""
     needing_vllm("torch")

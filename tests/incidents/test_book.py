@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from prfaas.core.request.facts import RequestTroubled
-from prfaas.incidents.alarm_list import BY_NAME, Kind, Severity
+from prfaas.incidents.alarm_kinds import Kind, Severity
+from prfaas.incidents.alarm_list import BY_NAME
 from prfaas.incidents.book import AGAIN_S, BEFORE_S, LATE_S, RECENT_MAX, IncidentBook
 from prfaas.incidents.incident import COUNTED_MAX, REQUESTS_MAX, STEPS_MAX, TENANTS_MAX, Incident
 from prfaas.incidents.rules import Alarm

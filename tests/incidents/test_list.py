@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import yaml
 
-from prfaas.incidents.alarm_list import ALARMS, BY_NAME, Severity
+from prfaas.incidents.alarm_kinds import Severity
+from prfaas.incidents.alarm_list import ALARMS, BY_NAME
 from prfaas.incidents.alert_rules import rules, table
 from tests.gateway.alert_rules import ROOT, RULES
 

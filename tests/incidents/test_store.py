@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from prfaas.incidents.alarm_list import Kind, Severity
+from prfaas.incidents.alarm_kinds import Kind, Severity
 from prfaas.incidents.book import IncidentBook
 from prfaas.incidents.incident import Incident
 from prfaas.incidents.log import IncidentLog, IncidentMetrics

@@ -34,16 +34,6 @@ VLLM_SERVER_DEV_MODE = "1"
 """Of vLLM's endpoints, the one that resets an engine's prefix cache."""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the slow half of a matrix out unless `-m` names it."""
-    if "nightly" in config.getoption("markexpr"):
-        return
-    late = [item for item in items if item.get_closest_marker("nightly")]
-    if late:
-        config.hook.pytest_deselected(items=late)
-        items[:] = [item for item in items if item not in late]
-
-
 @dataclass
 class Live:
     """The running deployment."""

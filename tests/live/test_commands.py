@@ -1,4 +1,8 @@
-"""The commands as a user starts and stops them."""
+"""The commands as a user starts and stops them.
+
+With timing engines for each change: `tests/cli/supervision/test_exit_codes.py` and
+`tests/cli/deploy/test_timing_demo.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from tests.live.conftest import until
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.nightly,
     pytest.mark.timeout(300),
     # The loop that carries the other tests' link: it may not stand still meanwhile.
     pytest.mark.asyncio(loop_scope="session"),

@@ -143,7 +143,7 @@ async def test_a_source_that_fails_in_an_unforeseen_way_is_a_fault_and_followed_
             if self.calls == 1:
                 raise RecursionError("too deep")
             on_list([Listed(Member("pool-a", MemberKind.POOL, "pd", "10.0.0.1:7100"))], ())
-            self.fault = ""
+            self.fault = self.waits = ""
             await asyncio.Event().wait()
 
     class Nobody:

@@ -13,7 +13,9 @@ from prfaas.core.dispatch.types import Routed
 from prfaas.core.request.actions import AnyAction, ContinueOn, HoldBack, StartDecode
 from prfaas.core.request.events import AnyEvent
 from prfaas.core.request.fleet import RequestLimits, SharedState
-from prfaas.core.request.machine import RequestLife, Route, life_of
+from prfaas.core.request.held import life_of
+from prfaas.core.request.machine import RequestLife, Route
+from prfaas.core.request.states import Stage
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.routing.decision import Path
 from prfaas.units import NS_PER_S
@@ -68,7 +70,17 @@ class Lives:
         prefill = found.prefill if is_remote or found.prefill != decode else ""
         pools = found.prefill_pool, found.destination
         holds = number % HELD_ONE_IN == 0
-        return Route(number, found, decode, prefill, pools, num_blocks * BLOCK_TOKENS, holds=holds)
+        return Route(
+            number,
+            found,
+            decode,
+            prefill,
+            pools,
+            num_blocks * BLOCK_TOKENS,
+            holds=holds,
+            relay_max=number % 3 * 50,
+            num_bytes=number % 5 * 10**7,
+        )
 
     def step(self, number: int, event: AnyEvent) -> list[AnyAction]:
         """Something happens to a request; what is to be done, in the gateway's names."""
@@ -80,6 +92,10 @@ class Lives:
         stages = {number: life.stage for number, life in self._lives.items()}
         told = [(_gateways(target), what) for target, what in self.breakers.told]
         return stages, told, held(self.world)
+
+    def stage_of(self, number: int) -> Stage:
+        """Stage of a request."""
+        return self._lives[number].stage
 
     @property
     def numbers(self) -> list[int]:

@@ -18,6 +18,7 @@ from prfaas.planner.model.kv_geometry import LayerKind
 _DATA = Path(prfaas.planner.__file__).parent / "data" / "hf_defaults.json"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_the_data_file_is_that_of_the_installed_transformers() -> None:
     program = Path(__file__).with_name("hf_defaults.py")

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from prfaas.cli.preflight.vllm_flags import installed_version
 from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan_loader import read_config_json
 from prfaas.planner.model.hf_config import geometry_from_config
@@ -114,6 +115,13 @@ def test_a_file_beside_the_config_counts_only_where_the_config_has_none(tmp_path
         read_config_json(tmp_path / "config.json")
 
 
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_the_records_are_of_the_installed_vllm() -> None:
+    """`make test-nightly` makes them anew."""
+    assert (installed_version() or "").partition("+")[0] == VERSION
+
+
+@pytest.mark.nightly
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")

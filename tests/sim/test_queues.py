@@ -19,6 +19,7 @@ from tests.sim.systems import MS, requests_at, system
 pytestmark = pytest.mark.timeout(300)  # 100,000 requests take half a minute on a busy core
 
 NUM_REQUESTS = 100_000
+"""Whose mean wait is within 5 % of the exact one."""
 SERVICE_TOKENS = 1000
 
 
@@ -28,13 +29,20 @@ def erlang_c(num_servers: int, load: float) -> float:
     return last / (sum(load**k / factorial(k) for k in range(num_servers)) + last)
 
 
-def simulate(num_servers: int, utilisation: float, *, constant: bool, seed: int) -> Simulation:
+def simulate(
+    num_servers: int,
+    utilisation: float,
+    *,
+    constant: bool,
+    seed: int,
+    num_requests: int = NUM_REQUESTS,
+) -> Simulation:
     """A prefill stage whose mean service time is 1 s."""
     rng = np.random.default_rng(seed)
-    gaps = rng.exponential(1 / (utilisation * num_servers), NUM_REQUESTS)
+    gaps = rng.exponential(1 / (utilisation * num_servers), num_requests)
     at_ns = np.rint(np.cumsum(gaps) * NS_PER_S).astype(np.int64).tolist()
-    drawn = rng.exponential(SERVICE_TOKENS, NUM_REQUESTS) if not constant else None
-    tokens = [SERVICE_TOKENS] * NUM_REQUESTS
+    drawn = rng.exponential(SERVICE_TOKENS, num_requests) if not constant else None
+    tokens = [SERVICE_TOKENS] * num_requests
     if drawn is not None:
         tokens = np.clip(np.rint(drawn), 1, 19_999).astype(int).tolist()
     simulation = Simulation(system(num_prefill=num_servers), requests_at(at_ns, tokens))
@@ -49,7 +57,14 @@ def mean_wait_s(simulation: Simulation) -> float:
     return float(np.mean(waits)) / NS_PER_S
 
 
-@pytest.mark.parametrize(("num_servers", "utilisation"), [(1, 0.6), (3, 0.7), (8, 0.7)])
+@pytest.mark.parametrize(
+    ("num_servers", "utilisation"),
+    [
+        pytest.param(1, 0.6, marks=pytest.mark.nightly),
+        pytest.param(3, 0.7, marks=pytest.mark.nightly),
+        (8, 0.7),
+    ],
+)
 def test_waits_of_m_m_c(num_servers: int, utilisation: float) -> None:
     found = mean_wait_s(simulate(num_servers, utilisation, constant=False, seed=3))
     load = utilisation * num_servers
@@ -57,14 +72,15 @@ def test_waits_of_m_m_c(num_servers: int, utilisation: float) -> None:
     assert found == pytest.approx(expected, rel=0.05)
 
 
-@pytest.mark.parametrize("utilisation", [0.5, 0.8])
+@pytest.mark.parametrize("utilisation", [0.5, pytest.param(0.8, marks=pytest.mark.nightly)])
 def test_waits_of_m_d_1(utilisation: float) -> None:
     found = mean_wait_s(simulate(1, utilisation, constant=True, seed=4))
     assert found == pytest.approx(utilisation / (2 * (1 - utilisation)), rel=0.05)
 
 
 def test_littles_law() -> None:
-    simulation = simulate(2, 0.75, constant=False, seed=5)
+    # An identity of any run.
+    simulation = simulate(2, 0.75, constant=False, seed=5, num_requests=10_000)
     events = [(r.arrived_at_ns, 1) for r in simulation.requests]
     events += [(r.finished_at_ns, -1) for r in simulation.requests]
     area, inside, before = 0, 0, 0

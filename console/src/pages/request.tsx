@@ -263,9 +263,22 @@ function pulled(r: RequestRecord): string {
   return `${count(r.pull_tokens)} tokens${found}`;
 }
 
-/** Which engine gave the first token, and why it was not the one that prefilled. */
+/** Tokens of the engine that prefilled, in squares, and of the one that decodes, in dots: one mark for
+ * each, at most twenty. */
+function origins(early: number, all: number): string {
+  const marks = Math.min(20, Math.max(all, early));
+  const first = all > 20 ? Math.max(1, Math.round((early / all) * marks)) : early;
+  return "■".repeat(Math.min(first, marks)) + "·".repeat(Math.max(0, marks - first));
+}
+
+/** Which engine gave the first tokens, and why it was not the one that prefilled. */
 function firstToken(r: RequestRecord): string {
-  if (r.first_token_from === "prefill") return `${r.prefill_engine}, others from ${r.decode_engine}`;
+  if (r.first_token_from === "prefill") {
+    const early = 1 + (r.relayed_tokens ?? 0);
+    const all = Math.max(early, r.num_output_tokens);
+    const rest = all > early ? `, others from ${r.decode_engine}` : "";
+    return `${count(early)} from ${r.prefill_engine}${rest} ${origins(early, all)}`;
+  }
   const why = r.why_not_early ? ` (${r.why_not_early})` : "";
   return r.first_token_from ? `${r.decode_engine}${why}` : "–";
 }

@@ -89,6 +89,9 @@ class RoutingTable(Table):
     early_first_token: Literal["auto", "off"] = "auto"  # noqa: S105 (no password)
     """Stream the first token from the engine that prefills, before its blocks arrive, to requests
     whose answer cannot change by that."""
+    relay_decode: Literal["auto", "always", "off"] = "auto"
+    """Let the engine that prefills go on until its blocks have come over a slow link: auto (but no
+    greedy answers), always, or off."""
     state_checkpoints: Annotated[int, Field(ge=0, le=2**30)] | Literal["auto"] = 0
     """Least distance, tokens, of intermediate states of linear layers that a hand-off ships beside
     the last one, if the link has room: after a broken transfer decode resumes at the last that

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.blocks import HASH_BYTES, Layout
 from prfaas.core.kv.shipping import Checkpoints, is_worth_sending, manifest_of
 from prfaas.units import NS_PER_MS
 from prfaas.wire.frames import TRANSFER_ID_BYTES
@@ -84,6 +84,8 @@ class OrderedPush:
             order.checkpoint_tokens, have_tokens=order.have_tokens, final_tokens=order.final_tokens
         )
         self._taken: set[Key] = set()
+        self._lacking: set[Key] = set()
+        """Blocks that are announced and not taken; checkpoints are none of them."""
 
     def announcement(self, hashes: Sequence[bytes]) -> Push:
         """Return the first message to the pool node, with the list of blocks that its ticket names.
@@ -92,14 +94,16 @@ class OrderedPush:
             hashes: Hash chain of the prompt. A chain that is too short gives an empty list, which
                 no ticket names: the pool node refuses it and reports that to the gateway.
         """
-        order = self._order
+        order, layout = self._order, self._layout
+        span = {"have_tokens": order.have_tokens, "final_tokens": order.final_tokens}
+        with_states = replace(layout, checkpoint_tokens=order.checkpoint_tokens)
         try:
-            blocks = manifest_of(
-                replace(self._layout, checkpoint_tokens=order.checkpoint_tokens),
-                hashes,
-                have_tokens=order.have_tokens,
-                final_tokens=order.final_tokens,
-            )
+            blocks = manifest_of(with_states, hashes, **span)
+            self._lacking = {
+                (group, names[at : at + HASH_BYTES])
+                for group, names in manifest_of(layout, hashes, **span).items()
+                for at in range(0, len(names), HASH_BYTES)
+            }
         except ValueError:
             blocks = {}
         return Push(
@@ -119,7 +123,13 @@ class OrderedPush:
             or self._checkpoints.takes(self._groups[key[0]], end_token)
         }
         self._taken |= taken
+        self._lacking -= taken
         return taken
+
+    @property
+    def is_complete(self) -> bool:
+        """Return True if the other side gets all blocks that it can use: the request may go on."""
+        return bool(self._taken) and not self._lacking
 
     def rest(self, ends: Iterable[tuple[Key, int]]) -> list[Key]:
         """Return the blocks of the prompt that the other side can use and that were not stored.

@@ -296,6 +296,10 @@ class PrfaasTier(SecondaryTierManager):
                 tenant=tenant.tag if tenant is not None else "",
             )
         )
+        if push and push.is_complete:
+            # The request may go on for long: the other side need not wait for its end.
+            del self._pushes[request]
+            self._client.send(PushDone(transfer_id=push.transfer_id))
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Have the pool node fill rows."""

@@ -10,7 +10,8 @@ import json
 import sys
 from collections.abc import Iterator
 
-from prfaas.incidents.alarm_list import ALARMS, AlarmKind, AlertRule, Severity
+from prfaas.incidents.alarm_kinds import AlarmKind, AlertRule, Severity
+from prfaas.incidents.alarm_list import ALARMS
 
 HEAD = """\
 # Rules of Prometheus, written from the list of alarms: python -m prfaas.incidents.alert_rules

@@ -10,7 +10,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
 from prfaas.core.request.facts import RequestTroubled
-from prfaas.incidents.alarm_list import BY_NAME, Kind, Severity
+from prfaas.incidents.alarm_kinds import Kind, Severity
+from prfaas.incidents.alarm_list import BY_NAME
 from prfaas.incidents.incident import COUNTED_MAX, WORDS_MAX, Incident
 from prfaas.incidents.rules import Alarm
 

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from prfaas.incidents.alarm_list import BY_NAME, Kind, Severity
+from prfaas.incidents.alarm_kinds import Kind, Severity
+from prfaas.incidents.alarm_list import BY_NAME
 
 REQUESTS_MAX = 50
 """Ids that are kept of the requests that it touched; all are counted."""

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from prfaas.incidents.alarm_list import Kind, Severity
+from prfaas.incidents.alarm_kinds import Kind, Severity
 from prfaas.incidents.book import IncidentBook
 from prfaas.incidents.incident import Incident
 from prfaas.incidents.store import Earlier, IncidentStore, Query, StoreFault, row_of

@@ -9,7 +9,7 @@ from aiohttp import web
 from prfaas.errors import RequestError
 from prfaas.gateway.http.request_body import query_number
 from prfaas.gateway.http.responses import json_response
-from prfaas.incidents.alarm_list import Kind
+from prfaas.incidents.alarm_kinds import Kind
 from prfaas.incidents.log import IncidentLog
 from prfaas.incidents.store import DAYS, Query
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prfaas.gateway.console.history import History, HistorySample, LinkSample
-from prfaas.incidents.alarm_list import ALARMS, BY_NAME, AlarmKind
+from prfaas.incidents.alarm_kinds import AlarmKind
+from prfaas.incidents.alarm_list import ALARMS, BY_NAME
 from prfaas.units import format_rate
 
 WINDOW_S = 300.0
@@ -69,6 +70,7 @@ class Facts:
         mismatches: What differs of an engine's KV layout, by engine.
         refused_members: Why a listed member is not used, by its name.
         source_faults: Why the list of a source of members is old, by source.
+        waiting: Settings that are used from the next start on, by source.
         detached_engines: Pool nodes of engines that are ready and not connected to them, by engine.
         identity_s: Time until the gateway's identity ends; None if unknown.
         frozen_s: Time for which the loops have been frozen; 0 if they run.
@@ -92,6 +94,7 @@ class Facts:
     mismatches: Mapping[str, str] = field(default_factory=dict)
     refused_members: Mapping[str, str] = field(default_factory=dict)
     source_faults: Mapping[str, str] = field(default_factory=dict)
+    waiting: Mapping[str, str] = field(default_factory=dict)
     detached_engines: Mapping[str, str] = field(default_factory=dict)
     identity_s: float | None = None
     frozen_s: float = 0.0
@@ -144,6 +147,11 @@ def _members(facts: Facts) -> Iterator[Alarm]:
     for name, why in facts.source_faults.items():
         text = f"the list of members from {name} is old, the last one stays in use: {why}"
         yield _alarm("membership_old", name, text)
+    for name, keys in facts.waiting.items():
+        text = (
+            f"the deployment file has other settings, used after a restart of the gateway: {keys}"
+        )
+        yield _alarm("restart_due", name, text)
 
 
 def _gateway(facts: Facts) -> Iterator[Alarm]:

@@ -19,7 +19,7 @@ from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.core.routing.decision import Reason
 from prfaas.gateway.console.state import ConsoleReader, is_long
 from prfaas.gateway.http.json_codec import JsonObject
-from prfaas.incidents.alarm_list import Kind, Severity
+from prfaas.incidents.alarm_kinds import Kind, Severity
 from prfaas.incidents.book import REFUSED
 from prfaas.incidents.log import IncidentLog
 from prfaas.incidents.rules import WINDOW_S, Alarm, Facts, alarms
@@ -155,6 +155,7 @@ class Watcher:
                 if refusal.reason is not RefusalCause.OTHER_LAYOUT
             },
             source_faults=live.members.faults(),
+            waiting=live.members.waiting(),
             detached_engines={
                 engine.name: engine.pool
                 for engine in engines

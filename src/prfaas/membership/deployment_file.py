@@ -1,4 +1,7 @@
-"""The deployment file as a source of members: a change is applied whole, or refused whole."""
+"""The deployment file as a source of members: a change of them is applied whole, or refused whole.
+
+What else changes waits for a restart, and is named.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,14 @@ class FileView:
         site: The facts with which its members have to agree.
         entries: Returns its members; raises ValueError.
         fixed: Returns what must not change while it runs, by key; raises ValueError.
+        later: Returns what it reads at its start only, by key; raises ValueError.
     """
 
     process: str
     site: Site
     entries: Callable[[Deployment], Sequence[Listed]]
     fixed: Callable[[Deployment], dict[str, object]]
+    later: Callable[[Deployment], dict[str, object]]
 
 
 class DeploymentFile:
@@ -59,9 +64,9 @@ class DeploymentFile:
         poll_s: float = POLL_S,
     ) -> None:
         self._paths, self._load, self._poll_s = paths, load, poll_s
-        self._view, self._fixed = view, view.fixed(deployment)
+        self._view, self._fixed, self._later = view, view.fixed(deployment), view.later(deployment)
         self._started_with = {each.member.name: each.member for each in view.entries(deployment)}
-        self.fault = ""
+        self.fault = self.waits = ""
         self.current_at_s = 0.0
 
     async def follow(self, on_list: OnList) -> None:
@@ -87,20 +92,24 @@ class DeploymentFile:
 
         Raises:
             ConfigError: It is wrong.
-            ValueError: It changes more than members, or a member contradicts the others.
+            ValueError: It changes what members depend on, or a member contradicts the others.
         """
-        deployment = self._load()
-        view, fixed = self._view, self._view.fixed(deployment)
-        if changed := [key for key, value in fixed.items() if value != self._fixed.get(key)]:
+        deployment, view = self._load(), self._view
+        if changed := _differing(self._fixed, view.fixed(deployment)):
             raise ValueError(
-                f"{', '.join(changed)} cannot change while the {view.process} runs, only engines "
-                f"and pools of its clusters can; restart the {view.process}"
+                f"{changed} cannot change while the {view.process} runs; restart the {view.process}"
             )
+        self.waits = _differing(self._later, view.later(deployment))
         found = view.entries(deployment)
         _, refused = accepted(found, self._started_with, view.site)
         if refused:
             raise ValueError("; ".join(f"{each.name}: {each.words}" for each in refused))
         return found
+
+
+def _differing(before: dict[str, object], now: dict[str, object]) -> str:
+    """Keys of what has changed."""
+    return ", ".join(key for key in {**before, **now} if now.get(key) != before.get(key))
 
 
 def gateway_view(
@@ -114,18 +123,21 @@ def gateway_view(
         pools: Addresses of pool nodes that are given elsewhere.
     """
     entries = partial(entries_of, engines=engines, pools=pools)
-    return FileView("gateway", site_of(deployment), entries, fixed_part)
+    return FileView("gateway", site_of(deployment), entries, _shape, _gateway_later)
 
 
-def fixed_part(deployment: Deployment) -> dict[str, object]:
-    """Parts of a deployment file that may not change while a gateway runs, by key."""
-    tables: dict[str, object] = {
-        key: getattr(deployment, key) for key in type(deployment).model_fields if key != "clusters"
-    }
-    tables["names of clusters"] = set(deployment.clusters)
+def _shape(deployment: Deployment) -> dict[str, object]:
+    roles = {f"clusters.{name}.role": each.role for name, each in deployment.clusters.items()}
+    return {"names of clusters": set(deployment.clusters), **roles}
+
+
+def _gateway_later(deployment: Deployment) -> dict[str, object]:
+    rest = {key: getattr(deployment, key) for key in type(deployment).model_fields}
+    del rest["clusters"]
     for name, table in deployment.clusters.items():
-        tables[f"clusters.{name}.role"] = table.role
-    return tables
+        members: dict[str, object] = {"engines": {}, "pools": {}, "has_roles": False}
+        rest[f"clusters.{name}"] = table.model_copy(update=members)
+    return rest
 
 
 def peer_view(
@@ -140,18 +152,19 @@ def peer_view(
         "pool node",
         clusters.site,
         partial(peer_entries, name=name, clusters=clusters, addresses=addresses),
-        partial(_pool_part, name=name),
+        lambda read: {
+            "names and roles of clusters": _shape(read),
+            "names of gateways": set(read.gateways),
+        },
+        partial(_pool_later, name=name),
     )
 
 
-def _pool_part(deployment: Deployment, name: str) -> dict[str, object]:
+def _pool_later(deployment: Deployment, name: str) -> dict[str, object]:
     cluster = cluster_of(deployment, name)
     table = deployment.clusters[cluster].pools[name]
-    roles = {key: each.role for key, each in deployment.clusters.items()}
     return {
         f"clusters.{cluster}.pools.{name}": table.model_copy(update={"links": {}}),
-        "names and roles of clusters": roles,
-        "names of gateways": set(deployment.gateways),
         "security": deployment.security,
         "state": deployment.state,
         "tracing": deployment.tracing,

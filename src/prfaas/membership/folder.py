@@ -103,7 +103,7 @@ class Folder:
         self._listed: dict[str, Listed] = {}
         self._unread: dict[str, RefusedEntry] = {}
         self._is_new = True
-        self.fault = ""
+        self.fault = self.waits = ""
         self.current_at_s = 0.0
 
     async def follow(self, on_list: OnList) -> None:

@@ -51,6 +51,7 @@ class MembershipFollower:
         self._failed_pause_s = failed_pause_s
         self._refused: set[tuple[str, str]] = set()
         self._faults: dict[str, str] = {}
+        self._waiting: dict[str, str] = {}
         self._good: dict[str, dict[int, Listed]] = {}
         """Entries of each source that can be connected to, by `id`."""
 
@@ -110,6 +111,10 @@ class MembershipFollower:
         """Faults of sources by name."""
         return {source.name: source.fault for source in self.sources if source.fault}
 
+    def waiting(self) -> dict[str, str]:
+        """Settings that wait for a restart, by source."""
+        return {source.name: source.waits for source in self.sources if source.waits}
+
     async def _follow(self, source: Source) -> None:
         """Follow a source until cancelled. What it fails at in an unforeseen way is a fault of it,
         and tried again: the last list stays meanwhile."""
@@ -161,3 +166,7 @@ class MembershipFollower:
         for name in self._faults.keys() - now.keys():
             log_event(_log, logging.INFO, "membership_fault_over", source=name)
         self._faults = now
+        for name, keys in (waiting := self.waiting()).items():
+            if self._waiting.get(name) != keys:
+                log_event(_log, logging.WARNING, "settings_wait", source=name, keys=keys)
+        self._waiting = waiting

@@ -71,7 +71,7 @@ class Kubernetes:
         self._version = ""
         self.num_lists = 0
         """Complete lists that were read."""
-        self.fault = ""
+        self.fault = self.waits = ""
         self.current_at_s = 0.0
 
     async def follow(self, on_list: OnList) -> None:

@@ -17,11 +17,13 @@ class Source(Protocol):
     Attributes:
         name: Label of metrics, one of few.
         fault: Why the last list is old; "" if it is current.
+        waits: Keys of what has changed beside it and is used from the next start on; "" for none.
         current_at_s: Last time at which the list was known to be current, on the clock of the loop.
     """
 
     name: str
     fault: str
+    waits: str
     current_at_s: float
 
     async def follow(self, on_list: OnList) -> None:

@@ -44,6 +44,7 @@ def sources_json(follower: MembershipFollower) -> list[dict[str, object]]:
             "name": source.name,
             "age_s": round(max(0.0, now_s - source.current_at_s), 1),
             "fault": source.fault,
+            "waits": source.waits,
         }
         for source in follower.sources
     ]

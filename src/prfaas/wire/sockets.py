@@ -30,7 +30,7 @@ RATE_BITS_PER_S_MAX = 10**13
 _TCP_NOTSENT_LOWAT = 25
 _TCP_THIN_LINEAR_TIMEOUTS = 16
 _SO_MAX_PACING_RATE = 47
-_TCP_INFO_BYTES = 192
+_TCP_INFO_BYTES = 196
 _UNPACED = 2**64 - 1
 _U8_FIELDS = 8
 
@@ -144,6 +144,9 @@ class TcpInfo:
     """Segments with data sent so far, retransmissions included."""
     network_ns: int = 0
     """Time in which data was in transit and the receiver's window did not hold it up."""
+    delivered_bytes: int = 0
+    """Bytes of the segments that the peer has, in order or not: a segment that is missing holds
+    `acked_bytes` up and lets them jump later; 0 if the kernel does not count them."""
 
 
 def tcp_info(connection: socket.socket) -> TcpInfo:
@@ -154,6 +157,7 @@ def tcp_info(connection: socket.socket) -> TcpInfo:
     acked_bytes = struct.unpack_from("Q", raw, _U8_FIELDS + 24 * 4 + 16)[0]
     min_rtt_us, _, segments, delivery_rate = struct.unpack_from("=3IQ", raw, 148)
     busy_us, window_limited_us = struct.unpack_from("=2Q", raw, 168)
+    delivered_segments = struct.unpack_from("I", raw, 192)[0]
     return TcpInfo(
         rtt_ns=words[15] * 1000,
         window_segments=words[18],
@@ -163,6 +167,7 @@ def tcp_info(connection: socket.socket) -> TcpInfo:
         min_rtt_ns=min_rtt_us * 1000,
         segments=segments,
         network_ns=max(0, busy_us - window_limited_us) * 1000,
+        delivered_bytes=delivered_segments * words[2],
     )
 
 

@@ -160,7 +160,7 @@ async def test_a_pool_node_that_does_not_answer_is_a_reason_and_no_failure(tmp_p
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("block_tokens", [256, 1024])
+@pytest.mark.parametrize("block_tokens", [pytest.param(256, marks=pytest.mark.nightly), 1024])
 def test_running_engines_are_compared(start: Start, tmp_path: Path, block_tokens: int) -> None:
     """Real processes: pool nodes and timing engines of `prfaas up`, asked over mutual TLS."""
     overlay = f"[clusters.pd.timing]\nblock_tokens = {block_tokens}\n"

@@ -13,6 +13,7 @@ from tests.engines.vllm_modules import needing_vllm
 pytestmark = pytest.mark.timeout(180)
 
 
+@pytest.mark.nightly
 def test_the_list_is_that_of_vllms_own_parser() -> None:
     vllm = needing_vllm("vllm")
     if not vllm.__version__.startswith(f"{listed_version()}."):

@@ -143,6 +143,9 @@ async def test_a_part_that_fails_again_and_again_is_given_up_with_the_reason(mak
         line = line_of(last)
         assert "failed 3 times in a row, the last time: it ended with code 3: out of luck" in line
         assert "`prfaas ctl restart engine`" in line
+        # The demo's working directory is not that of its user.
+        relative = replace(last, part=replace(engine, log=Path("engine.log")))
+        assert line_of(relative).endswith(f"; see {Path.cwd() / 'engine.log'}")
         assert pids(gateway) == other
         with pytest.raises(EngineError, match="out of luck"):
             await supervisor.restart("engine")

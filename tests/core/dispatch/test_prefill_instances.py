@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from random import Random
 
 import pytest
@@ -20,6 +21,7 @@ from prfaas.core.dispatch.scoring import (
     Candidate,
     Weights,
     pick,
+    score,
 )
 from prfaas.core.dispatch.types import (
     Arrival,
@@ -32,6 +34,7 @@ from prfaas.core.routing.decision import Reason
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 from tests.core.dispatching import MS, costs
+from tests.instructions import counted
 
 NOW = 10 * NS_PER_S
 NAMES = [f"i{number:02}" for number in range(12)]
@@ -224,6 +227,47 @@ def grouped(hits: Mapping[str, int]) -> PrefixHits:
         by_length[num_tokens] = by_length.get(num_tokens, 0) | 1 << numbers[name]
     by_length.pop(0, None)
     return PrefixHits(sorted(by_length.items(), reverse=True), numbers)
+
+
+def mixed(num_instances: int, draw: Random, *, are_idle: bool) -> PrefillInstances:
+    """Instances that prefill and decode, eight to a pool: all are busy, or just the one that
+    decodes least."""
+    members = [ClusterMember(f"i{n:04}", f"p{n // 8:03}") for n in range(num_instances)]
+    stage = PrefillInstances(members, NS_PER_S, MIXED_WEIGHTS)
+    for name in stage.instances:
+        stage.book.report(name, NOW, 0)
+        is_busy = not are_idle or name == "i0001"
+        work_ns = draw.randrange(NS_PER_S, 3 * NS_PER_S) if is_busy else draw.randrange(NS_PER_S)
+        stage.book.dispatch(name, 1, NOW - NS_PER_S, work_ns)
+        for _ in range(0 if are_idle and is_busy else draw.randrange(2, 9)):
+            stage.enter(name)
+    return stage
+
+
+@pytest.mark.parametrize("are_idle", [False, True])
+@pytest.mark.parametrize("longest", [[], [900], [900, 500, 500, 300, 300, 100]])
+def test_of_many_instances_that_decode_the_best_one_is_found_without_a_walk(
+    longest: list[int], are_idle: bool
+) -> None:
+    draw, steps = Random(1), list[int]()
+    for num_instances in (64, 1024) * 12:
+        stage = mixed(num_instances, draw, are_idle=are_idle)
+        names = draw.sample([*stage.instances, *stage.by_pool], len(longest))
+        arrival = Arrival(1, 1000, 1000, dict(zip(names, longest, strict=True)))
+
+        def rated(
+            place: tuple[int, str], stage: PrefillInstances = stage, arrival: Arrival = arrival
+        ) -> tuple[float, tuple[int, str]]:
+            name = place[1]
+            each = stage.candidate(arrival, name, stage.book.wait_ns(name, NOW), None, None)
+            return -score(each, 1000, MIXED_WEIGHTS), place
+
+        found, num_steps = counted(partial(stage.pick, arrival, NOW))
+        assert found.candidate is not None
+        assert found.candidate.name == min(stage.book.order, key=rated)[1]
+        steps.append(num_steps)
+    few, many = sum(steps[::2]), sum(steps[1::2])
+    assert many < 2 * few, (few, many)
 
 
 @pytest.mark.parametrize("plan", [True, False])

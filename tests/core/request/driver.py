@@ -24,7 +24,8 @@ from prfaas.core.request.actions import (
 )
 from prfaas.core.request.events import AnyEvent, Begun, Blocks, Event, Woke
 from prfaas.core.request.fleet import Again, RequestLimits, SharedState
-from prfaas.core.request.machine import OF_LEG, Route, life_of
+from prfaas.core.request.held import OF_LEG, life_of
+from prfaas.core.request.machine import Route
 from prfaas.core.request.states import TRANSITIONS, Stage
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.routing.decision import Decision, Path, Reason, RoutingFacts
@@ -50,6 +51,10 @@ class ScriptedBooks:
     told: Counter[str] = field(default_factory=Counter)
     num_bytes: int = 0
     """Bytes of transfers that landed."""
+    link_bytes: int | None = None
+    """Bytes that a link of 8 Mbit/s has to carry."""
+    is_busy: bool = False
+    relaying: int = 0
 
     def prefilled(self, number: int, now_ns: int) -> None:
         self.told["prefilled"] += 1
@@ -65,6 +70,13 @@ class ScriptedBooks:
 
     def begun(self, number: int, now_ns: int, *, is_streamed: bool) -> None:
         self.told["begun"] += 1
+
+    def begin_relay(self, number: int, now_ns: int) -> bool:
+        self.relaying += not self.is_busy
+        return not self.is_busy
+
+    def end_relay(self, number: int) -> None:
+        self.relaying -= 1
 
     def fall_back(self, number: int, now_ns: int) -> None:
         self.told["fall_back"] += 1
@@ -112,10 +124,10 @@ class ScriptedBooks:
         return self.local_ns
 
     def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
-        return None
+        return self.link_bytes
 
     def link_bits_per_s(self, source: str, destination: str, now_ns: int) -> float | None:
-        return None
+        return None if self.link_bytes is None else 8e6
 
 
 @dataclass
@@ -184,6 +196,7 @@ class Driver:
         books: ScriptedBooks | None = None,
         limits: RequestLimits = LIMITS,
         holds: bool = False,
+        relay_max: int = 0,
     ) -> None:
         self.books, self.breakers = books or ScriptedBooks(), ScriptedBreakers()
         self.fleet = SharedState(self.books, self.breakers, limits)
@@ -198,6 +211,7 @@ class Driver:
                 pools,
                 7680,
                 holds=holds,
+                relay_max=relay_max,
             ),
             self.fleet,
         )
@@ -247,7 +261,8 @@ class Driver:
             case StartPull():
                 self.open.add(Blocks.PULL)
                 self.closed = [blocks for blocks in self.closed if blocks is not Blocks.PULL]
-            case StartPrefill(engine):
+            case StartPrefill(engine, relay_tokens):
+                assert 0 <= relay_tokens <= self.life.route.relay_max
                 self.leg = engine
                 self._begin_hand_off()
             case AwaitBlocks():
@@ -283,7 +298,15 @@ class Driver:
         if is_over:
             assert not self.open
             assert not self.life.watches
-        if self.life.stage in (Stage.PREFILLING, Stage.DECODING):
+        is_relaying = self.life.stage is Stage.RELAYING
+        if is_over:
+            # The dispatcher's books end it with the request.
+            self.books.relaying = 0
+        assert self.books.relaying == is_relaying
+        if is_relaying:
+            assert self.wakes_at_ns is not None, "or it waits for ever"
+            assert self.life.blocks.open(Blocks.HAND_OFF) is not None
+        if is_relaying or self.life.stage in (Stage.PREFILLING, Stage.DECODING):
             assert bool(self.leg) is not self.is_held
         if self.is_held and not is_over:
             assert self.life.route.holds

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from prfaas.core.transfer.pacing import LAN_RTT_NS, RESTART_MAX_NS, SLACK_MAX, Pace, Pacer
+from prfaas.units import NS_PER_S
 
 STEP_NS = 50_000_000
 RTT_NS, QUEUE_NS = 40_000_000, 20_000_000
@@ -20,6 +21,8 @@ class Path:
         self.now_ns = 0
         self.sent = self.dropped = 0.0
         self.restarts = 0
+        self.heard: list[tuple[float, float]] = []
+        """What the sender knows a round trip later."""
 
     def carry(self, pacer: Pacer, steps: int) -> list[int]:
         seen = []
@@ -30,22 +33,25 @@ class Path:
             self.sent += offered
             self.dropped += max(0.0, waiting - QUEUE_NS) / STEP_NS * self.rate
             self.now_ns += STEP_NS
-            arriving = self.rate if self.queue_ns else offered
-            pace = pacer.sample(self.now_ns, round(arriving), round(self.rtt_ns + self.queue_ns))
+            self.heard.append((self.rate if self.queue_ns else offered, self.queue_ns))
+            arriving, queue_ns = self.heard[-1 - (self.rtt_ns - 1) // STEP_NS :][0]
+            pace = pacer.sample(self.now_ns, round(arriving), round(self.rtt_ns + queue_ns))
             self.restarts += pace.restart
             seen.append(pace.bits_per_s)
         return seen
 
 
-def warm(rate: int = GBIT) -> tuple[Path, Pacer]:
-    path, pacer = Path(rate), Pacer()
-    pacer.sample(0, rate // 10, RTT_NS)
+def warm(rate: int = GBIT, rtt_ns: int = RTT_NS) -> tuple[Path, Pacer]:
+    path, pacer = Path(rate, rtt_ns), Pacer()
+    pacer.sample(0, rate // 10, rtt_ns)
     path.carry(pacer, 30)
     return path, pacer
 
 
-def test_a_link_without_a_budget_fills_the_path_and_drops_next_to_nothing() -> None:
-    path, pacer = warm()
+@pytest.mark.parametrize("rtt_ms", [40, 100, 200])
+def test_a_link_without_a_budget_fills_the_path_and_drops_next_to_nothing(rtt_ms: int) -> None:
+    path, pacer = warm(rtt_ns=rtt_ms * 10**6)
+    path.carry(pacer, 100)
     path.sent = path.dropped = 0
     ceilings = path.carry(pacer, 200)
     assert sum(ceilings) / len(ceilings) > 0.93 * GBIT
@@ -131,3 +137,40 @@ def test_one_low_sample_after_a_high_one_is_no_collapse() -> None:
     for step, rate in enumerate((0.9, 1.4, 0.4, 0.9)):
         pacer.sample(10**10 + step * STEP_NS, round(rate * GBIT), RTT_NS + 4_000_000)
     assert pacer.bits_per_s > 0.8 * before
+
+
+BBR_WINDOW_NS = 10 * NS_PER_S
+"""A connection under BBR pauses when its shortest round trip is older."""
+
+
+@pytest.mark.parametrize("num_connections", [1, 4, 16])
+def test_each_connection_is_renewed_before_bbr_pauses_it(num_connections: int) -> None:
+    _, pacer = warm()
+    times = range(10 * NS_PER_S, 40 * NS_PER_S, STEP_NS)
+    arriving = round(0.95 * pacer.bits_per_s)
+    paces = [pacer.sample(now_ns, arriving, RTT_NS, num_connections) for now_ns in times]
+    renewed = [now_ns for now_ns, pace in zip(times, paces, strict=True) if pace.renew]
+    turns = zip(renewed, renewed[num_connections:], strict=False)
+    assert 0 < max(later - earlier for earlier, later in turns) < 0.9 * BBR_WINDOW_NS
+    assert len(renewed) < 5 * num_connections
+
+
+def test_nothing_is_renewed_without_a_ceiling_or_in_front_of_a_queue() -> None:
+    """Restarted without a ceiling, congestion control fills the path until it drops; with a queue
+    the pause shows how long the path is."""
+    times = range(STEP_NS, 9 * NS_PER_S, STEP_NS)
+    free, queued = Pacer(), Pacer(GBIT)
+    assert not any(free.sample(now_ns, GBIT, RTT_NS).renew for now_ns in times)
+    queued.sample(0, GBIT, RTT_NS)
+    assert not any(queued.sample(now_ns, GBIT // 2, RTT_NS + QUEUE_NS).renew for now_ns in times)
+
+
+def test_a_queue_that_one_cut_does_not_drain_is_still_a_queue() -> None:
+    """What a lost segment held back was counted at once, and the cut was too small."""
+    path, pacer = warm()
+    path.queue_ns = QUEUE_NS
+    path.now_ns += NS_PER_S
+    pacer.sample(path.now_ns, round(1.2 * GBIT), path.rtt_ns + QUEUE_NS)
+    path.sent = path.dropped = 0
+    path.carry(pacer, 100)
+    assert path.dropped / path.sent < 0.02

@@ -224,6 +224,17 @@ address = "127.0.0.1:{pool_ports[1]}"
 """
 
 
+FAR = """
+[clusters.far]
+role = "prfaas"
+[clusters.far.pools.far-pool]
+address = "127.0.0.1:1"
+[clusters.far.engines.far-engine]
+pool = "far-pool"
+url = "http://127.0.0.1:1"
+"""
+
+
 @asynccontextmanager
 async def grown(
     checkpoint: Path, identities: Path, state: Path, **cluster: object
@@ -332,6 +343,23 @@ async def test_a_change_of_the_file_is_applied_without_a_restart(
         await until(lambda: site.state("late") is None)
 
 
+async def test_settings_that_wait_for_a_restart_are_named_and_members_followed(
+    world: World, tmp_path: Path
+) -> None:
+    site, late = Site(world), ScriptedEngine("late")
+    async with started(late), following(world, tmp_path / "site.toml") as (file, source):
+        file.write(world.decode, late, threshold=7)
+        await until(lambda: site.state("late") is State.READY)
+        found = await run("status", url=world.url)
+        assert "WAITS FOR A RESTART: routing" in found.output
+        assert not source.fault
+        assert await alarms(world) >= {("restart_due", "file")}
+        assert ("membership_old", "file") not in await alarms(world)
+        file.write(world.decode, late)
+        await until(lambda: not source.waits)
+        assert ("restart_due", "file") not in await alarms(world)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -339,7 +367,7 @@ async def test_a_change_of_the_file_is_applied_without_a_restart(
         ({"more": 'late = {pool = "pd-pool"}'}, "engines.late has no `url`"),
         ({"more": 'late = {pool = "pd-pool", url = "SAME"}'}, "is the address of decode"),
         ({"more": "[nonsense"}, "no valid TOML"),
-        ({"threshold": 7}, "routing cannot change while the gateway runs"),
+        ({"more": FAR}, "names of clusters, clusters.far.role cannot change while the gateway"),
     ],
 )
 async def test_a_wrong_change_is_refused_whole(

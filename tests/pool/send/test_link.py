@@ -129,8 +129,8 @@ def test_the_number_of_connections_follows_budget_and_round_trip() -> None:
     assert num_connections(10**10, 50_000) == 2
 
 
-def info(acked_bytes: int) -> TcpInfo:
-    return TcpInfo(10**7, 10, 1, acked_bytes, 10**9)
+def info(acked_bytes: int, delivered_bytes: int = 0) -> TcpInfo:
+    return TcpInfo(10**7, 10, 1, acked_bytes, 10**9, delivered_bytes=delivered_bytes)
 
 
 def test_a_sample_of_a_busy_link_is_its_rate() -> None:
@@ -142,11 +142,25 @@ def test_a_sample_of_a_busy_link_is_its_rate() -> None:
     assert meter.telemetry(3 * 10**9).age_ns == 10**9
 
 
+def test_a_missing_segment_changes_no_rate() -> None:
+    """What came after it is acknowledged at once when it has come again, and was there before."""
+    meter, step_ns, step_bytes = LinkMeter(), 50_000_000, 6_250_000
+    rates = []
+    for step in range(12):
+        acked_bytes = step_bytes * (step if step < 6 or step > 8 else 5)
+        infos = [info(acked_bytes, step_bytes * step)]
+        meter.sample(10**9 + step * step_ns, infos, 10**6, 0)
+        rates.append(meter.fresh_bits_per_s)
+    assert set(rates[2:]) == {10**9}
+
+
 class Kernel:
     """Answers of `getsockopt(TCP_INFO)` for a connection."""
 
     def __init__(self, delivery_bytes_per_s: int) -> None:
-        self.raw = bytearray(168)
+        self.raw = bytearray(196)
+        struct.pack_into("=I", self.raw, 16, 1448)
+        struct.pack_into("=I", self.raw, 192, 1000)
         struct.pack_into("=I", self.raw, 148, 39_000)
         struct.pack_into("=Q", self.raw, 160, delivery_bytes_per_s)
 
@@ -158,6 +172,7 @@ def test_what_the_kernel_says_is_read_from_where_it_says_it() -> None:
     read = sockets.tcp_info(Kernel(125_000_000))  # type: ignore[arg-type]
     assert read.delivery_bits_per_s == 10**9
     assert read.min_rtt_ns == 39_000_000
+    assert read.delivered_bytes == 1_448_000
 
 
 def test_no_rate_that_a_kernel_claims_breaks_the_report() -> None:

@@ -52,3 +52,30 @@ def test_the_first_token_does_not_wait_for_the_link(gbits_per_s: int) -> None:
         late.results.time_to_first_token["avg"],
         rtol=0.01,
     )
+
+
+@pytest.mark.parametrize("gbits_per_s", [100, 5])
+def test_tokens_come_until_the_blocks_are_there(gbits_per_s: int) -> None:
+    found = scenario(early=True, bits_per_s=gbits_per_s * 1e9)
+    routing = replace(found.setup.routing, relay_decode=True)
+    relays = run(replace(found, setup=replace(found.setup, routing=routing)))
+    plain = run(found)
+    assert relays.results.outcomes == plain.results.outcomes
+    before = {r.index: r for r in plain.simulation.requests}
+    step_ns = found.setup.step_ns
+    num_relayed = sum(r.relayed_tokens > 0 for r in relays.simulation.requests)
+    assert (num_relayed > 0) == (gbits_per_s == 5)
+    for request in relays.simulation.requests:
+        other = before[request.index]
+        assert request.first_token_at_ns == other.first_token_at_ns
+        assert request.second_token_at_ns <= other.second_token_at_ns
+        assert request.finished_at_ns <= other.finished_at_ns
+        if not request.relayed_tokens:
+            continue
+        each_ns = step_ns(1, request.num_prompt_tokens)
+        assert request.second_token_at_ns - request.first_token_at_ns == round(each_ns)
+        if request.had_tokens < request.num_output_tokens:
+            # The relay ends when the blocks are there.
+            waited = (request.landed_at_ns - request.first_token_at_ns) / each_ns
+            assert request.relayed_tokens == pytest.approx(waited, abs=1.5)
+    assert not sum(relays.simulation.front.dispatcher.requests.instances.num_relaying.values())

@@ -181,6 +181,11 @@ def summarise(rows: list[DemoRow]) -> bool:
         f"{format_size(sum(row.record['kv_bytes'] for row in rows))} of KV cache crossed the link, "
         f"a thousandth of the model's."
     )
+    if any(row.record["second_ms"] is not None for row in remote):
+        console.print(
+            "A transfer may take longer than the first token (TTFT): the engine that prefilled\n"
+            "gives that token, and the second one waits for the transfer."
+        )
     return len(remote) >= NUM_REMOTE_MIN
 
 

@@ -86,6 +86,7 @@ def _member_lines(found: Json) -> list[str]:
     lines = [
         f"source     {each['name']}  members as of {each['age_s']:.0f} s ago"
         + (f"  FAULT: {each['fault']}" if each["fault"] else "")
+        + (f"  WAITS FOR A RESTART: {each['waits']}" if each.get("waits") else "")
         for each in found.get("member_sources", ())
     ]
     for each in found.get("members", ()):
@@ -219,7 +220,7 @@ def _way_lines(way: Json) -> list[str]:
     obstacle = way["obstacle"]
     closed = f"  closed ({_OBSTACLES.get(obstacle, obstacle)})" if obstacle else ""
     backlog, rate = way["link_backlog_bytes"], way["link_bits_per_s"]
-    link = "rate not known yet: a link is timed while it is busy"
+    link = "rate unknown then: no transfer had filled it for two round trips"
     if backlog is not None and rate is not None:
         link = f"{backlog:,} bytes waiting, {rate / 1e6:,.0f} Mbit/s, RTT {_ms(way['rtt_ms'])}"
     waits = _pair(way, "local_wait_ms", "remote_wait_ms")
@@ -294,7 +295,14 @@ def _decode(found: Json) -> str:
 def _ttft(found: Json) -> str:
     predicted = found["predicted_ttft_ms"]
     against = f", predicted {_ms(predicted)}" if predicted is not None else ""
-    return f"after {_ms(found['ttft_ms'])}{against}"
+    # A gateway of an earlier version sends neither.
+    if found.get("first_token_from") != "prefill":
+        return f"after {_ms(found['ttft_ms'])}{against}"
+    then = (
+        "" if found["second_ms"] is None else f", then the second after {_ms(found['second_ms'])}"
+    )
+    early = f", from {found['prefill_engine']}: it need not wait for the transfer{then}"
+    return f"after {_ms(found['ttft_ms'])}{against}{early}"
 
 
 def _pair(found: Json, here: str, there: str) -> str:

@@ -9,7 +9,7 @@ import click
 
 from prfaas.cli.common.options import ParsedType
 from prfaas.cli.operate.control_client import PrintedGateway, talks
-from prfaas.incidents.alarm_list import Kind
+from prfaas.incidents.alarm_kinds import Kind
 from prfaas.incidents.incident import moment, span
 from prfaas.units import NS_PER_S, parse_duration
 

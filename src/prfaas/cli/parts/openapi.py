@@ -33,7 +33,7 @@ from prfaas.gateway.openai.fields import (
 from prfaas.gateway.routing.change_log import ENTRIES_MAX
 from prfaas.gateway.telemetry.prices import PriceBody
 from prfaas.gateway.telemetry.request_records import RECORDS_MAX
-from prfaas.incidents.alarm_list import Kind
+from prfaas.incidents.alarm_kinds import Kind
 from prfaas.incidents.pages import LIMIT_MAX, SECONDS_MAX
 from prfaas.prefixes.steering import PrefixBody
 from prfaas.purge.loop import PurgeBody

@@ -132,8 +132,8 @@ def uncertain(deployment: Deployment) -> Iterator[str]:
 
 
 def unlike_samplers(deployment: Deployment) -> Iterator[str]:
-    """Yield a line if engines would choose the first token of an answer and the others by different
-    rules."""
+    """Yield a line if engines would choose the first tokens of an answer and the others by
+    different rules."""
     if deployment.routing.early_first_token == "off":  # noqa: S105 (no password)
         return
     engines = {name: engine.args for _, name, engine in vllm_engines(deployment)}
@@ -145,7 +145,7 @@ def unlike_samplers(deployment: Deployment) -> Iterator[str]:
         if len(set(values.values())) > 1:
             yield (
                 f"{Disagreement(setting, values).words}: the engine that prefills chooses the "
-                "first token of an answer, the one that decodes the others; give all the same, or "
+                "first tokens of an answer, the one that decodes the others; give all the same, or "
                 'set routing.early_first_token = "off"'
             )
 

@@ -289,7 +289,7 @@ async def warm_up(http: aiohttp.ClientSession, part: ProcessPart) -> None:
 def line_of(change: PartChange) -> str:
     """One line about a part in a new phase."""
     part = change.part
-    who = f"{part.kind} {part.name}"
+    who, log = f"{part.kind} {part.name}", part.log.absolute()
     match change.phase:
         case Phase.STARTING:
             return f"{who} is starting"
@@ -304,10 +304,10 @@ def line_of(change: PartChange) -> str:
             return f"{who} {change.reason}; stopping it"
         case Phase.WAITING:
             seconds = change.due_in_s or 0.0
-            return f"{who} {change.reason}; restart in {seconds:.1f} s; see {part.log}"
+            return f"{who} {change.reason}; restart in {seconds:.1f} s; see {log}"
         case Phase.FAILED:
             times = f" {change.failures} times in a row, the last time" * (change.failures > 1)
             return (
                 f"{who} failed{times}: it {change.reason}; it is not restarted automatically: "
-                f"`prfaas ctl restart {part.name}` does so; see {part.log}"
+                f"`prfaas ctl restart {part.name}` does so; see {log}"
             )

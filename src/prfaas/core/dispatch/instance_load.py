@@ -37,6 +37,10 @@ class WorkAhead(NamedTuple):
     spent_ns: int
 
 
+_Place = tuple[int, str]
+"""Time at which an instance is free, and its name."""
+
+
 class _Job(MutableRecord):
     sent_at_ns: int
     work_ns: int
@@ -68,22 +72,40 @@ class InstanceLoad:
 
     Args:
         stale_after_ns: Age beyond which a report counts as unknown.
+        by_open: Keep instances with as many requests to decode together, too.
     """
 
-    def __init__(self, names: list[str], stale_after_ns: int) -> None:
-        self._stale_after_ns = stale_after_ns
+    def __init__(self, names: list[str], stale_after_ns: int, *, by_open: bool = False) -> None:
+        self._stale_after_ns, self._by_open = stale_after_ns, by_open
         self._loads = {name: _Load(name) for name in names}
+        self.num_open = dict.fromkeys(names, 0)
+        """Requests that each instance decodes or will decode; to be read only."""
         self.order = sorted((0, name) for name in names)
         """Ready instances, behind the time at which each is free; to be read only."""
+        self.levels = [self.order[:] if by_open else self.order]
+        """The same of those with each number of requests to decode, or of all together."""
 
     def add(self, name: str) -> None:
         """Add an instance, which is not ready."""
-        self._loads[name] = _Load(name, ready=False)
+        self._loads[name], self.num_open[name] = _Load(name, ready=False), 0
 
     def remove(self, name: str, now_ns: int) -> None:
         """Forget an instance that has no jobs."""
         self.set_ready(name, ready=False, now_ns=now_ns)
-        del self._loads[name]
+        del self._loads[name], self.num_open[name]
+
+    def enter(self, name: str, change: int = 1) -> None:
+        """An instance has one more request to decode; -1 is one less."""
+        load = self._loads[name]
+        if self._by_open and load.ready:
+            place = load.free_at_ns, name
+            _take(self._level(name), place)
+            self.num_open[name] += change
+            insort(self._level(name), place)
+            if not self.levels[-1]:
+                self.levels.pop()
+        else:
+            self.num_open[name] += change
 
     def report(self, name: str, observed_at_ns: int, num_waiting: int) -> None:
         """Report the requests that waited at an instance at `observed_at_ns`; older reports are
@@ -178,9 +200,10 @@ class InstanceLoad:
         if ready:
             load.foreign_ns, load.observed_at_ns = 0, now_ns
             load.free_at_ns = now_ns + load.work_ns
-            insort(self.order, (load.free_at_ns, name))
-        else:
-            del self.order[bisect_left(self.order, (load.free_at_ns, name))]
+        change, place = insort if ready else _take, (load.free_at_ns, name)
+        change(self.order, place)
+        if self._by_open:
+            change(self._level(name), place)
         load.ready = ready
 
     def least(self) -> str | None:
@@ -269,6 +292,14 @@ class InstanceLoad:
             ),
             the_order_has_the_ready_ones=self.order
             == sorted((load.free_at_ns, load.name) for load in loads if load.ready),
+            the_levels_have_the_order=[place for level in self.levels for place in level]
+            == (
+                sorted(self.order, key=lambda place: self.num_open[place[1]])
+                if self._by_open
+                else self.order
+            ),
+            open_requests_are_counted=self.num_open.keys() == self._loads.keys()
+            and all(num >= 0 for num in self.num_open.values()),
             no_work_is_negative=all(load.foreign_ns >= 0 <= load.work_ns for load in loads),
         )
 
@@ -320,9 +351,26 @@ class InstanceLoad:
 
     def _move(self, load: _Load, free_at_ns: int) -> None:
         if load.ready and free_at_ns != load.free_at_ns:
-            del self.order[bisect_left(self.order, (load.free_at_ns, load.name))]
-            insort(self.order, (free_at_ns, load.name))
+            before, now = (load.free_at_ns, load.name), (free_at_ns, load.name)
+            _take(self.order, before)
+            insort(self.order, now)
+            if self._by_open:
+                level = self._level(load.name)
+                _take(level, before)
+                insort(level, now)
         load.free_at_ns = free_at_ns
+
+    def _level(self, name: str) -> list[_Place]:
+        """Ready instances with as many requests to decode."""
+        levels, num_open = self.levels, self.num_open[name]
+        while len(levels) <= num_open:
+            levels.append([])
+        return levels[num_open]
+
+
+def _take(places: list[_Place], place: _Place) -> None:
+    """Take a place out of its order."""
+    del places[bisect_left(places, place)]
 
 
 def _sent_after(load: _Load, at_ns: int) -> list[_Job]:

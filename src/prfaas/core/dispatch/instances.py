@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -93,7 +92,8 @@ class PrefillInstances:
         scanned_max: int = SCANNED_MAX,
         tried_max: int = TRIED_MAX,
     ) -> None:
-        self.book = InstanceLoad([member.name for member in members], stale_after_ns)
+        names, by_open = [member.name for member in members], weights.few_open > 0
+        self.book = InstanceLoad(names, stale_after_ns, by_open=by_open)
         self.instances = {m.name: Instance(m.name, m.pool, within=m.within) for m in members}
         self.by_pool: dict[str, list[str]] = {}
         """Names of the instances of each pool."""
@@ -105,17 +105,12 @@ class PrefillInstances:
         self.sources = SourceSet([*self.by_pool, *self.instances])
         """Its pools and instances, as holders of prefixes."""
         self.weights, self._scanned_max, self.tried_max = weights, scanned_max, tried_max
-        self.num_open = dict.fromkeys(self.instances, 0)
-        self.num_open_min = 0
-        """The least of these; kept up to date by how many instances have each number."""
-        self._num_with = Counter(self.num_open.values())
+        self.num_open = self.book.num_open
 
     def add(self, member: ClusterMember) -> None:
         """Add an instance, which is not ready and has no known layout."""
         self.book.add(member.name)
         self.instances[member.name] = Instance(member.name, member.pool, 0, None, member.within)
-        self.num_open[member.name] = self.num_open_min = 0
-        self._num_with[0] += 1
         self.by_pool.setdefault(member.pool, []).append(member.name)
         self.pool_of[member.name] = self.pool_of[member.pool] = member.pool
         self.sources.add(member.name)
@@ -126,8 +121,6 @@ class PrefillInstances:
         self.book.remove(name, now_ns)
         pool = self.instances.pop(name).pool
         del self.pool_of[name]
-        self._num_with[self.num_open.pop(name)] -= 1
-        self.num_open_min = min(self.num_open.values(), default=0)
         self.by_pool[pool].remove(name)
         self.sources.discard(name)
         if not self.by_pool[pool]:
@@ -152,21 +145,11 @@ class PrefillInstances:
 
     def enter(self, name: str) -> None:
         """An instance has one more request to decode."""
-        before = self.num_open[name]
-        self._count(name, before, before + 1)
-        if before == self.num_open_min and not self._num_with[before]:
-            self.num_open_min = before + 1
+        self.book.enter(name)
 
     def leave(self, name: str) -> None:
         """An instance has one request less to decode."""
-        before = self.num_open[name]
-        self._count(name, before, before - 1)
-        self.num_open_min = min(self.num_open_min, before - 1)
-
-    def _count(self, name: str, before: int, now: int) -> None:
-        self.num_open[name] = now
-        self._num_with[before] -= 1
-        self._num_with[now] += 1
+        self.book.enter(name, -1)
 
     def pick(
         self,
@@ -254,9 +237,7 @@ class PrefillInstances:
         hold(
             every_instance_is_in_its_pool=sorted(pools)
             == sorted((name, each.pool) for name, each in self.instances.items()),
-            every_instance_is_counted=self.num_open.keys() == self.instances.keys()
-            and all(num >= 0 for num in self.num_open.values()),
-            the_fewest_are_known=self.num_open_min == min(self.num_open.values(), default=0),
+            every_instance_is_counted=self.num_open.keys() == self.instances.keys(),
         )
         self.book.validate()
 
@@ -346,19 +327,20 @@ class _Search:
         self._stage, self._book, self._arrival, self._now_ns = stage, stage.book, arrival, now_ns
         self._reach, self._fetch = reach, fetch
         self._best = Best(arrival.num_tokens_to_fit, stage.weights)
-        self._least_open = dict[_Kind, int]()
+        self._ahead = dict[_Kind, tuple[int, tuple[int, str]]]()
+        """Open requests and place of the last one of each kind."""
         self._closed = set[tuple[str, bytes | None]]()
         self._pools = set[str]()
         """Pools all of whose instances were looked at."""
-        self._fewest = stage.num_open_min if stage.weights.few_open else 0
+        self._fewest = next((n for n, level in enumerate(stage.book.levels) if level), 0)
         self._rest = 0
         """Longest prefix of the instances of all other pools, tokens."""
         self._fetches = dict[str, Fetched]()
         """Prefixes that pools of them can fetch."""
         self._most: Fetched | None = None
         """Upper bound of that."""
-        self._start = 0
-        """Place of the scan in the order of the instances."""
+        self._starts = dict[int, int]()
+        """Place of the scan in each level of the instances."""
         self._is_cut = is_cut
         """None once it was called."""
         self._is_over = False
@@ -380,7 +362,9 @@ class _Search:
         name = place[1]
         stage, arrival, decodes = self._stage, self._arrival, self._stage.num_open[name]
         kind = stage.kind(name, arrival)
-        if decodes >= self._least_open.get(kind, OPEN_MAX) or kind[:2] in self._closed:
+        num_open, before = self._ahead.get(kind, (OPEN_MAX, place))
+        # Behind one of its kind that decodes no more, an instance is never the better one.
+        if (num_open <= decodes and before < place) or kind[:2] in self._closed:
             return
         candidate = stage.candidate(arrival, name, wait_ns, self._reach, self._fetch)
         if self._best.look(candidate, place) in BY_POOL:
@@ -388,7 +372,7 @@ class _Search:
             if self._best.shows_link_down and self._is_cut is not None:
                 self._is_over, self._is_cut = self._is_cut(), None
         if name != arrival.avoid and wait_ns is not None:
-            self._least_open[kind] = decodes
+            self._ahead[kind] = decodes, place
 
     def _look_at(self, pools: Collection[str]) -> None:
         """Look at the instances of a few pools."""
@@ -428,34 +412,39 @@ class _Search:
         return bound
 
     def _scan(self, bound: Bound) -> bool:
-        """Look at the others in the order of their wait; False if the first `tried_max` of them do
-        not have the longest prefix that is left, and others do."""
-        best, book, now_ns, most, fewest = (
-            self._best, self._book, self._now_ns, self._most, self._fewest
+        """Look at the others in the order of their wait, those with few requests to decode before
+        those with more; False if the first `tried_max` of them do not have the longest prefix that
+        is left, and others do."""
+        best, book, now_ns, most, num_tried = (
+            self._best, self._book, self._now_ns, self._most, 0
         )  # fmt: skip
-        num_open, instances, closed = self._stage.num_open, self._stage.instances, self._closed
-        until_ns, most_open, score, num_tried = -1, 0, 0.0, 0
-        for at, place in enumerate(islice(book.order, self._start, None), self._start):
-            free_at_ns, name = place
-            if free_at_ns > until_ns or score != best.score:
-                until_ns, score = max(free_at_ns, now_ns), best.score
-                least_ns = until_ns - now_ns
-                # Those behind wait longer.
-                if best.num_looks >= LOOKS_MAX or best.beats(bound(least_ns, fewest, most), place):
-                    return True
-                most_open = bound.num_open_max(least_ns, score, most)
-                most_open -= best.beats(bound(least_ns, most_open, most), place)
-            if num_open[name] <= most_open and (pool := instances[name].pool) not in self._pools:
+        instances, closed = self._stage.instances, self._closed
+        least_ns = max(book.order[0][0] - now_ns, 0) if book.order else 0
+        for num_open, level in enumerate(book.levels):
+            if level and bound(least_ns, num_open, most) < best.score:
+                break
+            until_ns, num_looks, start = -1, best.num_looks, self._starts.get(num_open, 0)
+            for at, place in enumerate(islice(level, start, None), start):
+                free_at_ns, name = place
+                if free_at_ns > until_ns or num_looks != best.num_looks:
+                    until_ns, num_looks = max(free_at_ns, now_ns), best.num_looks
+                    if num_looks >= LOOKS_MAX:
+                        return True
+                    # Those behind wait longer.
+                    if best.beats(bound(until_ns - now_ns, num_open, most), place):
+                        break
+                if (pool := instances[name].pool) in self._pools:
+                    continue
                 if closed and (pool, instances[name].layout_id) in closed:
                     continue
                 if self._rest and num_tried >= self._stage.tried_max:
-                    self._start = at
+                    self._starts[num_open] = at
                     return False
                 if self._is_over:
                     return True
                 num_tried += 1
                 wait_ns = book.wait_ns(name, now_ns)
-                if not best.beats(bound(wait_ns, num_open[name], self._fetches.get(pool)), place):
+                if not best.beats(bound(wait_ns, num_open, self._fetches.get(pool)), place):
                     self._look(place, wait_ns)
         return True
 

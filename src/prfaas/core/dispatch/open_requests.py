@@ -27,6 +27,8 @@ from prfaas.core.routing.predictions import DecodeWait, no_wait
 from prfaas.records import MutableRecord
 from prfaas.units import NS_PER_S
 
+RELAYS_MAX = 16
+"""Answers that an instance goes on with at a time: each takes a place in its batch."""
 LOOKUPS_MAX = 16
 """Waiting requests of an instance that are looked up again after one report."""
 NEVER_STALE_NS = 2**62
@@ -47,6 +49,8 @@ class _Open(MutableRecord):
     """Its prediction, until decode can begin or until it leaves the predicted path."""
     streams: bool = False
     """Its first token has come."""
+    relays: bool = False
+    """The instance that prefilled goes on with its answer."""
     has_left: bool = False
     """It takes another route than the one that was predicted when it was admitted."""
     looked_up_at_ns: int = 0
@@ -70,6 +74,8 @@ class InstanceBooks:
         """Time that decode instances have for prefills."""
         self.num_streaming = dict.fromkeys(self._stage_of, 0)
         """Requests whose tokens an instance that prefills as well is streaming."""
+        self.num_relaying = Counter[str]()
+        """Answers that an instance which prefilled goes on with, until their blocks have come."""
 
     def add(self, member: ClusterMember, decode: str = "") -> None:
         """Book requests with a new instance too, and with `decode`, its name as one that decodes,
@@ -311,6 +317,30 @@ class OpenRequests:
             return None
         return self._end_prefill(request_id, entry, now_ns)
 
+    def begin_relay(self, request_id: int, now_ns: int) -> bool:
+        """The instance that prefilled a request goes on with its answer.
+
+        Returns:
+            False, and nothing changes, if it has prompts that this would delay, or enough answers.
+        """
+        entry = self._entries.get(request_id)
+        if entry is None or entry.prefilling or entry.relays:
+            return False
+        name, relaying = entry.routed.prefill, self.instances.num_relaying
+        book = self._book_of[name]
+        if book.num_jobs(name) or book.wait_ns(name, now_ns) or relaying[name] >= RELAYS_MAX:
+            return False
+        relaying[name] += 1
+        entry.relays = True
+        return True
+
+    def end_relay(self, request_id: int) -> None:
+        """The instance that prefilled a request has left its answer to decode."""
+        entry = self._entries.get(request_id)
+        if entry is not None and entry.relays:
+            entry.relays = False
+            self.instances.num_relaying[entry.routed.prefill] -= 1
+
     def begun(self, request_id: int, now_ns: int, *, is_streamed: bool) -> int | None:
         """The instance that decodes has begun to answer, with a first token if it streams; returns
         as `prefilled`."""
@@ -395,6 +425,7 @@ class OpenRequests:
         if entry is not None:
             entry.expected, entry.has_left = None, True
             self._decode_flow.end(request_id, now_ns)
+            self.end_relay(request_id)
         self._times.drop(request_id)
         if entry is None or (self.decode_book is None and not entry.routed.source):
             return
@@ -449,6 +480,7 @@ class OpenRequests:
         if entry.promised:
             self.transfer_over(request_id, now_ns)
         self._rooms.give_back(request_id)
+        self.end_relay(request_id)
         del self._entries[request_id]
         self._decode_flow.end(request_id, now_ns)
         if self._times.observes:
@@ -465,8 +497,10 @@ class OpenRequests:
     def validate(self) -> None:
         """Check what has to hold between two calls (`hold`)."""
         promised, streaming, decoding = Counter[Link](), Counter[str](), Counter[str]()
-        booked = Counter[str]()
+        booked, relaying = Counter[str](), Counter[str]()
         for entry in self._entries.values():
+            if entry.relays:
+                relaying[entry.routed.prefill] += 1
             for link, num_bytes in entry.promised:
                 promised[link] += num_bytes
             if entry.prefilling:
@@ -480,6 +514,7 @@ class OpenRequests:
                 link.book.promised_bytes >= promised[link] for link in self._routes.links
             ),
             streams_are_those_of_requests=streaming == Counter(self.instances.num_streaming),
+            relays_are_those_of_requests=relaying == +self.instances.num_relaying,
             decoding_requests_are_counted=all(
                 count(name) == num for name, num in decoding.items() if name
             ),

@@ -340,11 +340,3 @@ class Bound:
             later_ns = max(later_ns, wait_ns)
         longer = weights.cached_prefix * cached_prefix(longest, 0, self._num_tokens)
         return max(most, weights.short_wait * short_wait(later_ns) + longer + few + self._device)
-
-    def num_open_max(self, wait_ns: int, score_min: float, fetched: Fetched | None) -> int:
-        """Open requests with which an instance may reach a score; surely not with more."""
-        few = self._weights.few_open
-        spare = score_min - (self(wait_ns, 0, fetched) - few)
-        return (
-            int(min(OPEN_HALF * few / spare, OPEN_MAX)) - OPEN_HALF + 1 if spare > 0 else OPEN_MAX
-        )

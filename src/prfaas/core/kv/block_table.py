@@ -1,9 +1,9 @@
 """A hash table from 64-bit keys to 32-bit values that is read and written many keys at a time.
 
-Open addressing with double hashing in two arrays, 12 bytes a slot. A table that fills up is moved
-to a new one a few thousand slots at a time, so that no request waits for millions of blocks to be
-moved; until it is done both are read. Value 0 is no value: its slot stays taken until the next
-move.
+Open addressing with double hashing in two arrays, 10 bytes a slot; 12 once a value has more than 16
+bits. A table that fills up is moved to a new one a few thousand slots at a time, so that no request
+waits for millions of blocks to be moved; until it is done both are read. Value 0 is no value: its
+slot stays taken until the next move.
 
 Names of blocks in 64 bits: what the prefix index remembers of them.
 
@@ -104,7 +104,10 @@ Values = npt.NDArray[np.uint32]
 Flags = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
 
+_NARROW_MAX, _VALUE_MAX = 2**16 - 1, 2**32 - 1
 SLOTS_MIN = 1 << 12
+FEW = 16
+"""Up to this, finding keys one by one is faster than all at once."""
 LOAD_MAX = 0.7
 """Share of slots that are taken before the table moves."""
 LOAD_DOUBLING = 0.5
@@ -119,11 +122,18 @@ MOVED_MIN = 4096
 
 
 class _Slots:
-    """One open-addressing array pair; keys are never 0."""
+    """One open-addressing array pair; keys are never 0.
 
-    def __init__(self, num_slots: int) -> None:
+    Args:
+        value_max: Largest value that is to be kept.
+    """
+
+    def __init__(self, num_slots: int, value_max: int) -> None:
         self.keys: Keys = np.zeros(num_slots, np.uint64)
-        self.values: Values = np.zeros(num_slots, np.uint32)
+        narrow = value_max <= _NARROW_MAX
+        self.values: npt.NDArray[np.uint16 | np.uint32] = np.zeros(
+            num_slots, np.uint16 if narrow else np.uint32
+        )
         self.num_taken = 0
         self._mask = np.uint64(num_slots - 1)
 
@@ -142,19 +152,33 @@ class _Slots:
 
     def find(self, keys: Keys) -> Places:
         """Slot of each key, -1 without one."""
-        place = keys & self._mask
-        there = self.keys[place]
-        found = place.astype(np.int64)
-        found[there == 0] = -1
-        open_ = np.flatnonzero((there != keys) & (there != 0))
-        wanted, place = keys[open_], place[open_]
-        while open_.size:
-            place = (place + _stride(wanted)) & self._mask
-            there = self.keys[place]
-            found[open_] = np.where(there == 0, -1, place.astype(np.int64))
+        found = (keys & self._mask).view(np.int64)
+        # Slots are within the array; "clip" has numpy take them without a check of its own.
+        there = self.keys.take(found, mode="clip")
+        other = np.flatnonzero(there != keys)
+        if not other.size:
+            return found
+        place, wanted = found[other].view(np.uint64), keys[other]
+        found[other] = -1
+        left = np.flatnonzero(there[other])
+        while left.size > FEW:
+            other, wanted = other[left], wanted[left]
+            place = (place[left] + _stride(wanted)) & self._mask
+            there = self.keys.take(place.view(np.int64), mode="clip")
+            got = np.flatnonzero(there == wanted)
+            found[other[got]] = place[got]
             left = np.flatnonzero((there != wanted) & (there != 0))
-            open_, wanted, place = open_[left], wanted[left], place[left]
+        for at in left.tolist():
+            found[other[at]] = self._find_one(int(wanted[at]), int(place[at]))
         return found
+
+    def _find_one(self, key: int, place: int) -> int:
+        """Slot of a key behind a place; -1 without one."""
+        keys, mask, stride = self.keys, len(self.keys) - 1, key >> 40 | 1
+        while there := keys.item(place := (place + stride) & mask):
+            if there == key:
+                return place
+        return -1
 
     def claim(self, keys: Keys) -> Places:
         """Slot of each key, taken where there was none. Keys are distinct."""
@@ -187,7 +211,8 @@ class BlockTable:
 
     def __init__(self, canonical: Callable[[Values], Values]) -> None:
         self._canonical = canonical
-        self._slots = _Slots(SLOTS_MIN)
+        self._value_max = _NARROW_MAX
+        self._slots = _Slots(SLOTS_MIN, _NARROW_MAX)
         self._old: _Slots | None = None
         self._num_moved = 0
         self._next: _Slots | None = None
@@ -196,7 +221,8 @@ class BlockTable:
     @property
     def num_bytes(self) -> int:
         """Bytes of the arrays."""
-        return 12 * sum(len(slots) for slots in (self._slots, self._old, self._next) if slots)
+        tables = (slots for slots in (self._slots, self._old, self._next) if slots)
+        return sum(slots.keys.nbytes + slots.values.nbytes for slots in tables)
 
     def get(self, keys: Keys) -> Values:
         """Value of each key, 0 without one."""
@@ -213,6 +239,9 @@ class BlockTable:
             values: 0 removes a value.
             num_live: Keys that have a value in all, about; sizes the next table.
         """
+        if self._value_max == _NARROW_MAX and values.max(initial=0) > _NARROW_MAX:
+            self._value_max = _VALUE_MAX
+            self._start(_Slots(len(self._slots), _VALUE_MAX))
         self._make_room(len(keys), num_live)
         kept = values != 0
         if self._old is not None:
@@ -239,9 +268,13 @@ class BlockTable:
             self._prepare(num_keys, num_live + num_keys)
         if num_taken <= LOAD_MAX * len(slots) or self._next is None:
             return
+        self._start(self._next)
+
+    def _start(self, table: _Slots) -> None:
+        """Start to move all to another table."""
         if self._old is not None:
             self._move(len(self._old))
-        self._old, self._slots, self._next, self._num_moved = slots, self._next, None, 0
+        self._old, self._slots, self._next, self._num_moved = self._slots, table, None, 0
 
     def _prepare(self, num_keys: int, num_live: int) -> None:
         """Make the next table, and touch its memory bit by bit: all at once takes a while."""
@@ -251,7 +284,7 @@ class BlockTable:
                 size = max(SLOTS_MIN, size // 2)
             while num_live > LOAD_DOUBLING * size:
                 size *= 2
-            self._next, self._num_touched = _Slots(size), 0
+            self._next, self._num_touched = _Slots(size, self._value_max), 0
         end = self._num_touched + TOUCHED_PER_KEY * num_keys
         self._next.touch(self._num_touched, end)
         self._num_touched = end
@@ -263,7 +296,7 @@ class BlockTable:
         end = min(self._num_moved + num_slots, len(old))
         values = old.values[self._num_moved : end]
         held = np.flatnonzero(values)
-        kept = self._canonical(values[held])
+        kept = self._canonical(values[held].astype(np.uint32))
         keys = old.keys[self._num_moved : end][held][kept != 0]
         self._slots.values[self._slots.claim(keys)] = kept[kept != 0]
         # Its keys stay, because others were put behind them.
@@ -275,6 +308,6 @@ class BlockTable:
 
 def _read(slots: _Slots, keys: Keys) -> Values:
     places = slots.find(keys)
-    values: Values = slots.values[places]
+    values: Values = slots.values.take(places, mode="clip").astype(np.uint32)
     values[places < 0] = 0
     return values

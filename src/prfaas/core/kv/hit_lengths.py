@@ -17,7 +17,7 @@ Holders = Callable[[CacheGroup, Sequence[bytes]], Values]
 """Numbers of the sets of sources that hold blocks of a group, by the blocks' hashes."""
 CHUNK = 64
 """Blocks of the first lookup: most prompts end, or are unknown, within them."""
-CHUNK_GROWTH = 4
+CHUNK_GROWTH = 16
 FEW = 16
 """Up to this, finding sources one by one is faster than all at once."""
 

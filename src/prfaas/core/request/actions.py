@@ -21,9 +21,14 @@ class StartPull(Action, frozen=True):
 
 
 class StartPrefill(Action, frozen=True):
-    """Prefill on `engine`, whose KV cache goes to the pool of the engine that decodes."""
+    """Prefill on `engine`, whose KV cache goes to the pool of the engine that decodes.
+
+    Attributes:
+        relay_tokens: Most tokens that the leg makes of the answer after the first one.
+    """
 
     engine: str
+    relay_tokens: int = 0
 
 
 class AwaitBlocks(Action, frozen=True):
@@ -36,7 +41,7 @@ class AwaitBlocks(Action, frozen=True):
 
 
 class StopPrefill(Action, frozen=True):
-    """End the prefill leg: no request waits for it."""
+    """End the prefill leg: no request waits for it, or for further tokens of it."""
 
 
 class StartDecode(Action, frozen=True):

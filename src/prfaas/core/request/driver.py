@@ -164,6 +164,14 @@ class DispatcherBooks(ABC):
         if (following := self.dispatcher.requests.prefilled(number, now_ns)) is not None:
             self._look_up((following,), now_ns)
 
+    def begin_relay(self, number: int, now_ns: int) -> bool:
+        """The engine that prefilled goes on with the answer; returns False if it has other work."""
+        return self.dispatcher.requests.begin_relay(number, now_ns)
+
+    def end_relay(self, number: int) -> None:
+        """It does so no more."""
+        self.dispatcher.requests.end_relay(number)
+
     def handed_over(self, number: int, now_ns: int) -> None:
         """All blocks of a request are where it is decoded."""
         if self.has_roles:

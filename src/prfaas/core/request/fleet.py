@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from prfaas.core.dispatch.types import Routed
+from prfaas.core.request.relay import STEP_NS
 from prfaas.core.resilience.budgets import HEDGES, RETRIES, Budget
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.units import NS_PER_S
@@ -40,6 +41,13 @@ class Books(Protocol):
     def begun(self, number: int, now_ns: int, *, is_streamed: bool) -> None:
         """The engine that decodes has begun to answer, with the first token of a stream or with
         all of the answer: it has taken the blocks from its pool."""
+
+    def begin_relay(self, number: int, now_ns: int) -> bool:
+        """The engine that prefilled goes on with the answer; returns False, and nothing changes, if
+        it has other prompts to prefill or enough answers."""
+
+    def end_relay(self, number: int) -> None:
+        """It does so no more."""
 
     def fall_back(self, number: int, now_ns: int) -> None:
         """The prefill was aborted: the engine that decodes prefills."""
@@ -115,6 +123,7 @@ class RequestLimits:
         prefills_max: Prefill legs, for the same reason.
         looks: Number of checks of a route over a link within its predicted time.
         look_ns_max: Longest time between two of them.
+        step_ns: Time of a decode step.
     """
 
     prefill_timeout_ns: int
@@ -124,6 +133,7 @@ class RequestLimits:
     prefills_max: int = 3
     looks: float = 20
     look_ns_max: int = NS_PER_S
+    step_ns: int = STEP_NS
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """The life of a request as a table: its stages, and what each event may lead to.
 
                     ┌── failed, timed out, stalled, late, lost ──┐   or PREFILLING elsewhere
-    ROUTED ─► PREFILLING ──── done ────► DECODING ─► STREAMING ─► ENDED
-       │            │                     ▲  │ ▲          │
+    ROUTED ─► PREFILLING ─► RELAYING ──► DECODING ─► STREAMING ─► ENDED
+       │            ├───── done ──────────▲  │ ▲          │
        └─ in place ─┼─────────────────────┘  │ └─ breaks ─┘
                     └─ may have died ► HELD ◄┘
                                          └── the prompt's turn ► DECODING, PREFILLING
@@ -16,6 +16,7 @@ itself, so both drivers retry, hedge, and give up by the same rules.
     stage        meaning
     ROUTED       nothing is done yet
     PREFILLING   an engine prefills whose KV cache another one will decode from
+    RELAYING     it has prefilled, and goes on decoding until the blocks are there
     HELD         an engine failed that had the prompt, and may have died of it
     DECODING     a decode leg runs, and has not answered yet
     STREAMING    tokens come
@@ -31,8 +32,9 @@ decode steps, or to another one that prefills, whichever is sooner; the first ha
 time for that (`core/resilience/budgets.py`). Then the request has a new route.
 
 The token of a prefill leg may be the first of the answer. Then decode goes on from it, as it would
-from the tokens of an engine that broke, and no further prefill gives one. An answer that ends with
-it needs no decode leg.
+from the tokens of an engine that broke, and no further prefill gives one. If the blocks take long,
+the engine that prefills makes more tokens until they are there (`relay.py`). An answer that ends by
+then needs no decode leg.
 
 vLLM is told of blocks in transit, and waits for them beside its other work. SGLang computes what it
 does not find, so its legs are held until their blocks are there; the stages are the same
@@ -71,6 +73,7 @@ class Stage(StrEnum):
 
     ROUTED = "routed"
     PREFILLING = "prefilling"
+    RELAYING = "relaying"
     HELD = "held"
     DECODING = "decoding"
     STREAMING = "streaming"
@@ -80,19 +83,25 @@ class Stage(StrEnum):
 _S = Stage
 _STAYS: dict[tuple[Stage, type[Event]], set[Stage]] = {
     (stage, event): {stage}
-    for stage in (_S.PREFILLING, _S.HELD, _S.DECODING, _S.STREAMING)
+    for stage in (_S.PREFILLING, _S.RELAYING, _S.HELD, _S.DECODING, _S.STREAMING)
     for event in (TransferEnded, PoolLost, PullNotAsked, Woke)
 }
 TRANSITIONS: dict[tuple[Stage, type[Event]], set[Stage]] = {
     **_STAYS,
     (_S.ROUTED, Begun): {_S.PREFILLING, _S.DECODING, _S.ENDED},
-    (_S.PREFILLING, FirstToken): {_S.PREFILLING},
+    (_S.PREFILLING, FirstToken): {_S.PREFILLING, _S.RELAYING, _S.DECODING, _S.ENDED},
     (_S.PREFILLING, Finished): {_S.ENDED},
     (_S.PREFILLING, PrefillDone): {_S.DECODING, _S.ENDED},
     (_S.PREFILLING, PrefillFailed): {_S.PREFILLING, _S.DECODING, _S.HELD, _S.ENDED},
     (_S.PREFILLING, TransferEnded): {_S.PREFILLING, _S.DECODING, _S.HELD, _S.ENDED},
     (_S.PREFILLING, PoolLost): {_S.PREFILLING, _S.DECODING, _S.ENDED},
     (_S.PREFILLING, Woke): {_S.PREFILLING, _S.DECODING, _S.ENDED},
+    (_S.RELAYING, Finished): {_S.ENDED},
+    (_S.RELAYING, PrefillDone): {_S.DECODING, _S.ENDED},
+    (_S.RELAYING, PrefillFailed): {_S.DECODING, _S.ENDED},
+    (_S.RELAYING, TransferEnded): {_S.RELAYING, _S.DECODING, _S.ENDED},
+    (_S.RELAYING, PoolLost): {_S.RELAYING, _S.DECODING, _S.ENDED},
+    (_S.RELAYING, Woke): {_S.RELAYING, _S.DECODING, _S.ENDED},
     (_S.HELD, TurnCame): {_S.PREFILLING, _S.DECODING, _S.ENDED},
     (_S.DECODING, FirstToken): {_S.STREAMING},
     (_S.DECODING, EngineBroke): {_S.DECODING, _S.HELD, _S.ENDED},

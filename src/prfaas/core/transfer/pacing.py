@@ -28,6 +28,9 @@ QUEUE_MIN_NS, QUEUE_SHARE = 2_500_000, 1 / 12
 CUT = 0.92
 """Below what arrives, so that the queue that was found drains."""
 STEP_MIN, STEP_MAX = 0.01, 1 / 5
+RAISE_NS = 6_000_000
+"""A raise is seen a round trip later, and none follows before: it may add so much queue until then.
+"""
 NEAR = 0.96
 """Rate after a queue has drained, as a share of the rate at which it was found."""
 NUM_SAMPLES = 6
@@ -37,8 +40,12 @@ PAIR_NS = 150_000_000
 acknowledged at once, and missed in the sample before."""
 COLLAPSE = 0.5
 """A sample below this share of what arrived before is believed: the path has become slower."""
-HOLD_NS = 300_000_000
-"""A cut shows in the round trips after so long."""
+HOLD_NS, HOLD_ROUND_TRIPS = 300_000_000, 4
+"""A cut shows in the round trips after the longer of a time and some of them."""
+VAIN_CUTS, HELD = 2, 0.93
+"""Round trips that are as long after so many cuts in a row are those of the path, if this share of
+the ceiling arrives: from a queue arrives more than is sent, or less where the ceiling is too high.
+"""
 MEMORY_NS = 10 * NS_PER_S
 """Validity of the shortest round trip: the path can change."""
 RATE_BITS_PER_S_MIN = 1_000_000
@@ -52,6 +59,10 @@ SLOW_SAMPLES, RESTART_NS, RESTART_MAX_NS = 3, 300_000_000, 10 * NS_PER_S
 """A congestion control that leaves room below the ceiling for so many samples, with no queue on the
 path, remembers a slower path: it is restarted, less and less often while that does not help."""
 HELPED = 1.1
+RENEW_NS = 8 * NS_PER_S
+"""BBR sends next to nothing for 200 ms where it has seen no shortest round trip for 10 s: it waits
+for queues to drain. All connections of a link do so at once, and a transfer takes 0.3 to 0.5 s
+more. On a path without a queue each is restarted before, in turn, and knows its round trip."""
 BOUND = 0.74
 """A link that carries this share of its ceiling is held by it."""
 
@@ -62,10 +73,12 @@ class Pace(NamedTuple):
     Attributes:
         bits_per_s: The ceiling from now on; 0 is no ceiling.
         restart: True if congestion control should restart.
+        renew: True if that of the connection whose turn it is should.
     """
 
     bits_per_s: int
     restart: bool = False
+    renew: bool = False
 
 
 class Pacer:
@@ -94,6 +107,9 @@ class Pacer:
         self._recent: deque[int] = deque(maxlen=NUM_SAMPLES)
         self._hold_until_ns = 0
         self._rtt_at_cut_ns = 0
+        self._vain_cuts = 0
+        self._raised_at_ns = 0
+        self._renewed_at_ns = 0
         self._rtts: deque[tuple[int, int]] = deque()
 
     def limit(self, budget_bits_per_s: int) -> None:
@@ -133,13 +149,19 @@ class Pacer:
             return Pace(self.bits_per_s)
         newest_bits_per_s = self._recent[-1]
         has_queue = rtt_ns - shortest > max(QUEUE_MIN_NS, shortest * QUEUE_SHARE)
+        if has_queue:
+            self.slack = 1.0
         restart = self._should_restart(now_ns, newest_bits_per_s, has_queue=has_queue)
         if now_ns >= self._hold_until_ns:
             if has_queue:
                 self._cut(now_ns, arriving_bits_per_s, rtt_ns)
             elif self.bits_per_s and arriving_bits_per_s >= BOUND * self.bits_per_s:
-                self._raise()
-        return Pace(self.bits_per_s, restart)
+                self._raise(now_ns, rtt_ns)
+        renew = self.bits_per_s > 0 and not has_queue and not restart
+        renew = renew and (now_ns - self._renewed_at_ns) * num_connections >= RENEW_NS
+        if renew:
+            self._renewed_at_ns = now_ns
+        return Pace(self.bits_per_s, restart, renew)
 
     def _should_restart(self, now_ns: int, arriving_bits_per_s: int, *, has_queue: bool) -> bool:
         """Return True if congestion control holds the link, and not the ceiling."""
@@ -156,28 +178,32 @@ class Pacer:
         return restart
 
     def _cut(self, now_ns: int, arriving_bits_per_s: int, rtt_ns: int) -> None:
-        arrives = arriving_bits_per_s >= BOUND * self.bits_per_s
-        if arrives and self._rtt_at_cut_ns and rtt_ns >= 0.9 * self._rtt_at_cut_ns:
-            # All arrives, and the cut before changed nothing: the path itself is longer.
+        is_held = HELD * self.bits_per_s <= self._recent[-1] <= self.bits_per_s
+        is_vain = is_held and 0 < 0.9 * self._rtt_at_cut_ns <= rtt_ns
+        self._vain_cuts = self._vain_cuts + 1 if is_vain else 0
+        if self._vain_cuts >= VAIN_CUTS:
+            # All arrives, and the cuts before changed nothing: the path itself is longer.
             self._rtts = deque([(now_ns, rtt_ns)])
-            self._rtt_at_cut_ns = 0
+            self._rtt_at_cut_ns = self._vain_cuts = 0
             return
         self._rtt_at_cut_ns = rtt_ns
-        self.slack = 1.0
         self._found_bits_per_s = arriving_bits_per_s
         self._set(CUT * arriving_bits_per_s)
         self._step = STEP_MIN
-        self._hold_until_ns = now_ns + HOLD_NS
+        self._hold_until_ns = now_ns + max(HOLD_NS, HOLD_ROUND_TRIPS * rtt_ns)
         self._recent.clear()
 
-    def _raise(self) -> None:
+    def _raise(self, now_ns: int, rtt_ns: int) -> None:
+        if now_ns - self._raised_at_ns < rtt_ns:
+            return
+        self._raised_at_ns = now_ns
         self._rtt_at_cut_ns = 0
         near = int(NEAR * self._found_bits_per_s)
         if self.bits_per_s < near:
             self._set(min(near, self.bits_per_s * (1 + STEP_MAX)))
             return
         self._set(self.bits_per_s * (1 + self._step))
-        self._step = min(STEP_MAX, 2 * self._step)
+        self._step = min(STEP_MAX, max(STEP_MIN, RAISE_NS / rtt_ns), 2 * self._step)
 
     def _set(self, bits_per_s: float) -> None:
         wanted = max(RATE_BITS_PER_S_MIN, round(bits_per_s))

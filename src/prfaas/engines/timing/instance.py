@@ -154,6 +154,8 @@ class TimedInstance:
                 await work.changed.wait()
                 work.changed.clear()
                 if sequence.num_output > told:
+                    if not told and isinstance(self.tier, TimingTier):
+                        self.tier.computed(work.request, work.hashes)
                     told = sequence.num_output
                     yield told
         finally:

@@ -49,7 +49,7 @@ class _New:
 
 @dataclass(frozen=True, slots=True)
 class _Finish:
-    """The end of a request, in the queue behind its stores."""
+    """The end of a push, in the queue behind its stores."""
 
     request: str
     ends: list[tuple[Key, int]]
@@ -128,6 +128,10 @@ class TimingTier:
             hashes: Hash chain of its prompt.
         """
         self._requests.end(request)
+        self.computed(request, hashes)
+
+    def computed(self, request: str, hashes: list[bytes]) -> None:
+        """All stores of a prompt were asked for."""
         push = self._pushes.get(request)
         if push is not None:
             layout, span = self._layout, self._layout.tokens_per_hash
@@ -280,8 +284,9 @@ class TimingTier:
             future.add_done_callback(self._labelled.discard)
 
     def _end_push(self, entry: _Finish) -> None:
-        push = self._pushes.pop(entry.request)
-        self._send(PushDone(transfer_id=push.transfer_id, rest=push.rest(entry.ends)))
+        push = self._pushes.pop(entry.request, None)
+        if push is not None:
+            self._send(PushDone(transfer_id=push.transfer_id, rest=push.rest(entry.ends)))
 
     def _number(self) -> int:
         self._next_job += 1

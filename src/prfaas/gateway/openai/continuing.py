@@ -51,9 +51,26 @@ def why_not_early(client: ClientRequest) -> str:
     body = client.body
     if body.get("seed") is not None and not is_greedy(client):
         return "seed, whose random numbers one engine draws"
+    if is_greedy(client) and not client.stream and client.max_tokens != 1:
+        return "greedy without stream, which decode makes whole"
     if body.get("stop") and not client.stream and not is_greedy(client):
         return "stop without stream"
     return why_one_engine(client)
+
+
+def why_not_relay(client: ClientRequest, setting: str) -> str:
+    """Return why the engine that prefills makes no token after the first; empty if it may.
+
+    Args:
+        setting: `routing.relay_decode`.
+    """
+    if setting == "off":
+        return "off"
+    if not client.stream:
+        return "no stream"
+    if setting == "auto" and is_greedy(client):
+        return "greedy: another engine might choose otherwise after tokens of the first"
+    return why_not_early(client)
 
 
 def is_greedy(client: ClientRequest) -> bool:
@@ -62,12 +79,12 @@ def is_greedy(client: ClientRequest) -> bool:
     return client.body.get("top_k") == 1 or (temperature is not None and temperature < GREEDY_BELOW)
 
 
-def first_of(client: ClientRequest) -> ClientRequest:
-    """Return a request for the first token of an answer."""
+def first_of(client: ClientRequest, num_tokens: int) -> ClientRequest:
+    """Return a request for the first `num_tokens` of an answer."""
     body = dict(client.body)
     if body.get("min_tokens"):
-        body["min_tokens"] = 1
-    return replace(client, body=body, max_tokens=1)
+        body["min_tokens"] = min(body["min_tokens"], num_tokens)
+    return replace(client, body=body, max_tokens=num_tokens)
 
 
 def rest_of(client: ClientRequest, num_tokens: int) -> ClientRequest:

@@ -1,10 +1,10 @@
-"""The first token of an answer, from the engine that prefills: the client gets it at once.
+"""The first tokens of an answer, from the engine that prefills: the client gets them at once.
 
-The engine that decodes goes on from it (`StreamHandover.seam`), as from the tokens of an engine
-that broke.
+The engine that decodes goes on from them (`StreamHandover.seam`), as from the tokens of an engine
+that broke. There is one token, or as many as are made until the blocks are there (relay decode).
 
-In a stream there is an event with the token, and one with the usage. An engine that does not tell
-its token ids gives no token.
+In a stream there are events with tokens, and one with the usage. An engine that does not tell its
+token ids gives no token.
 """
 
 from __future__ import annotations
@@ -37,24 +37,26 @@ _GIVEN_UP = ("abort", "error")
 
 @dataclass(frozen=True, slots=True)
 class EarlyToken:
-    """Takes the first token of an answer from a prefill leg.
+    """Takes the first tokens of an answer from a prefill leg.
 
     Attributes:
         answer: Of the request; nothing of it has come.
+        num_tokens: Most tokens that the leg makes: one, or more if it is to relay.
         is_last: No further token is asked for.
-        on_token: Called when the client has the token, and another engine is to go on.
+        on_token: Called when the client has the first one, and another engine is to go on.
     """
 
     exchange: Exchange
     answer: StreamedAnswer
+    num_tokens: int
     is_last: bool
     on_token: Callable[[], None]
 
     async def read(self, response: aiohttp.ClientResponse) -> int | web.StreamResponse:
-        """Relay the token of a leg.
+        """Relay the tokens of a leg.
 
         Returns:
-            The answer if it ends with the token; otherwise the prompt's tokens that were cached.
+            The answer if it ends with them; otherwise the prompt's tokens that were cached.
 
         Raises:
             LegBrokenError: The engine broke, within its stream.
@@ -63,63 +65,86 @@ class EarlyToken:
         if self.exchange.client.stream:
             return await self._read_stream(response)
         whole = as_object(from_json(without_prompt_ids(await read_answer(response))))
-        ends = self._begin(whole)
+        ends = self._begin(whole, _choice_of(whole))
         if ends:
             return whole_reply(whole, self.exchange)
-        if ends is not None and self.answer.is_greedy:
-            self.exchange.answer = None
-        elif ends is not None:
+        if ends is not None:
             self.answer.take(whole)
             self.on_token()
         return cached_in(whole)
 
     async def _read_stream(self, response: aiohttp.ClientResponse) -> int | web.StreamResponse:
-        exchange, reader = self.exchange, EventReader(response.content)
+        exchange, reader, cached_tokens = self.exchange, EventReader(response.content), 0
         data = without_prompt_ids(await next_event(reader))
-        chunk = chunk_of(data)
-        ends = self._begin(chunk)
-        if ends:
-            await self._open()
-            await relay_events(reader, data, exchange)
-            return await end_stream(exchange)
-        if ends is not None:
-            for event in client_chunks(chunk, exchange):
-                exchange.stream.put(event)
-            self.on_token()
-            await self._open()
-            await exchange.stream.flush()
-        cached_tokens = 0
-        while (data := await next_event(reader)) != DONE:
+        while data != DONE:
             chunk = chunk_of(data)
-            if "error" in chunk:
-                raise LegBrokenError("broken", "the engine failed after its token")
-            cached_tokens = max(cached_tokens, cached_in(chunk))
+            has_begun, choice = exchange.answer is not None, _choice_of(chunk)
+            if has_begun:
+                self._check(chunk, choice)
+                ends: bool | None = self.answer.cut(choice, is_last=self.is_last)
+            else:
+                ends = self._begin(chunk, choice)
+            if ends:
+                # The leg reports itself what it found.
+                exchange.usage.cached_max = None
+                await self._send()
+                await relay_events(reader, data, exchange)
+                return await end_stream(exchange)
+            if not choice:
+                cached_tokens = max(cached_tokens, cached_in(chunk))
+            elif ends is None:
+                if self.num_tokens > 1 and not isinstance(choice.get("token_ids"), list):
+                    return cached_tokens  # Nobody could go on from tokens that it does not tell.
+                self.answer.take(chunk)
+            else:
+                for event in client_chunks(chunk, exchange):
+                    exchange.stream.put(event)
+                if not has_begun:
+                    self.on_token()
+                    await self._send()
+                elif not reader.is_ready:
+                    await exchange.stream.flush()
+            data = await next_event(reader)
+        if exchange.answer is None:
+            self.answer.token_ids.clear()
         return cached_tokens
 
-    def _begin(self, chunk: JsonObject) -> bool | None:
+    def _begin(self, chunk: JsonObject, choice: JsonObject) -> bool | None:
         """See `StreamedAnswer.begin`; LegBrokenError if it is an error."""
         if "error" in chunk:
             code = as_count(as_object(chunk["error"]).get("code"))
             raise LegFailedError("error", "the engine failed within its stream", code)
-        choices = chunk.get("choices")
-        choice = as_object(choices[0]) if isinstance(choices, list) and choices else {}
-        if choice.get("finish_reason") in _GIVEN_UP:
-            raise LegBrokenError("broken", "the engine gave its prefill up")
+        self._check(chunk, choice)
         ends = self.answer.begin(choice, is_last=self.is_last)
         if ends is not None:
             self.exchange.answer = self.answer
-            # A greedy answer that comes whole is made by the engine that decodes.
-            if ends or self.exchange.client.stream or not self.answer.is_greedy:
-                self.exchange.record.early("", is_given=True)
+            self.exchange.record.early("", is_given=True)
             if ends:
-                # The leg reports itself what it found.
                 self.exchange.usage.cached_max = None
         return ends
 
-    async def _open(self) -> None:
-        """Send the head, which nobody may do in part: the leg may be cancelled."""
+    def _check(self, chunk: JsonObject, choice: JsonObject) -> None:
+        """LegBrokenError if the engine does not go on with the answer."""
+        if "error" in chunk:
+            raise LegBrokenError("broken", "the engine failed after its token")
+        if choice.get("finish_reason") in _GIVEN_UP:
+            raise LegBrokenError("broken", "the engine gave its prefill up")
+
+    async def _send(self) -> None:
+        """Send the head and what there is, which nobody may do in part: the leg may be stopped."""
         stream = self.exchange.stream
-        await asyncio.shield(stream.begin(reply_headers(self.exchange.record)))
+
+        async def send() -> None:
+            await stream.begin(reply_headers(self.exchange.record))
+            await stream.flush()
+
+        await asyncio.shield(send())
+
+
+def _choice_of(chunk: JsonObject) -> JsonObject:
+    """The choice of a chunk; empty without one."""
+    choices = chunk.get("choices")
+    return as_object(choices[0]) if isinstance(choices, list) and choices else {}
 
 
 def cached_in(answer: JsonObject) -> int:

@@ -132,8 +132,8 @@ class PrefillLeg:
         else:
             order = self._order(plan, transfer, awaited)
         if early is not None:
-            client = first_of(early.exchange.client)
-            length = plan.prompt.num_tokens + 1
+            client = first_of(early.exchange.client, early.num_tokens)
+            length = plan.prompt.num_tokens + early.num_tokens
             path, body = decode_body(
                 client, plan.prompt, max_model_len=length, transfer=order, with_ids=True
             )
@@ -297,10 +297,16 @@ class MovingBlocks:
         return is_asked
 
     def expect(self, plan: RoutedPrompt) -> None:
-        """Note which blocks a hand-off has to bring, those of further checkpoints not counted."""
+        """Note which blocks a hand-off has to bring."""
+        self._whole_bytes = self.num_bytes(plan)
+
+    @staticmethod
+    def num_bytes(plan: RoutedPrompt) -> int:
+        """Bytes of a hand-off, those of further checkpoints not counted; 0 is unknown."""
+        if plan.layout is None:
+            return 0
         have, final = plan.routed.present_tokens, plan.route.final_tokens
-        if plan.layout is not None:
-            self._whole_bytes = shipped_bytes(plan.layout, have_tokens=have, final_tokens=final)
+        return shipped_bytes(plan.layout, have_tokens=have, final_tokens=final)
 
     def follow(self, plan: RoutedPrompt, view: TransferView) -> NotAsked | None:
         """Have the blocks of a hand-off fetched as an engine without orders stores them.

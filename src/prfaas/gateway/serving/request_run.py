@@ -37,7 +37,8 @@ from prfaas.core.request.events import (
     Woke,
 )
 from prfaas.core.request.fleet import SharedState
-from prfaas.core.request.machine import RequestLife, life_of
+from prfaas.core.request.held import life_of
+from prfaas.core.request.machine import RequestLife
 from prfaas.core.request.states import Stage
 from prfaas.core.routing.decision import Path
 from prfaas.errors import EngineError
@@ -57,6 +58,7 @@ from prfaas.gateway.openai.continuing import (
     is_greedy,
     stop_strings,
     why_not_early,
+    why_not_relay,
     why_one_engine,
 )
 from prfaas.gateway.routing.transfer_tracker import BlocksReceived
@@ -178,22 +180,43 @@ class Legs:
             return f"{engine.name} refuses the fields of clients"
         return why_not_early(self._exchange.client)
 
-    def _early(self, engine: Engine) -> EarlyToken | None:
-        """Taker of the first token, if the prefill leg on `engine` may give it."""
+    def relay_max(self) -> int:
+        """Most tokens that the prefill leg may make of the answer after the first one."""
+        exchange, leg, plan = self._exchange, self._parts.prefill_leg, self._plan
+        if plan.routed.decision.path is not Path.REMOTE or plan.route.holds:
+            return 0
+        engine = self._parts.engines.by_name[plan.route.prefill]
+        why_not = why_not_relay(exchange.client, leg.limits.relay_decode)
+        exchange.record.relay(why_not := why_not or self._why_not_early(engine))
+        room = engine.max_model_len - plan.prompt.num_tokens
+        return 0 if why_not else max(0, min(self._num_left, room) - 1)
+
+    def _early(self, engine: Engine, relay_tokens: int) -> EarlyToken | None:
+        """Taker of the first tokens, if the prefill leg on `engine` may give them."""
         exchange = self._exchange
         if exchange.answer is not None:
             return None
         exchange.record.early(why_not := self._why_not_early(engine))
         if why_not:
             return None
-        client = exchange.client
+        client, num_tokens = exchange.client, 1 + relay_tokens
         answer = StreamedAnswer(stop_strings(client), is_greedy=is_greedy(client))
-        on_token = partial(self._report, FirstToken())
-        return EarlyToken(exchange, answer, self._num_left == 1, on_token)
+        began_ns = time.monotonic_ns()
 
-    async def prefill(self, engine: Engine) -> web.StreamResponse | None:
-        """Run the prefill leg, unless decode would refuse the request; the answer, if it is one of
-        a single token."""
+        def on_token() -> None:
+            if relay_tokens:
+                # A leg that is stopped does not report what it found.
+                exchange.usage.cached_max = self._plan.routed.hit_tokens
+                exchange.record.prefilled(time.monotonic_ns() - began_ns)
+            self._report(FirstToken())
+            if relay_tokens and self._life.stage is not Stage.RELAYING:
+                exchange.record.relay("its engine is busy, or the blocks are expected soon")
+
+        return EarlyToken(exchange, answer, num_tokens, num_tokens >= self._num_left, on_token)
+
+    async def prefill(self, engine: Engine, relay_tokens: int) -> web.StreamResponse | None:
+        """Run the prefill leg, unless decode would refuse the request; the answer, if the leg made
+        all of it."""
         exchange, plan = self._exchange, self._plan
         # Until the leg has answered: what decode's pool or a pull to it brings.
         routed = plan.routed
@@ -214,14 +237,9 @@ class Legs:
                 self._report(PrefillFailed(PrefillFailure(why_not), why=why))
                 return None
         exchange.record.prefill_on(engine.name)
-        headers = exchange.leg_headers("p")
+        headers, early = exchange.leg_headers("p"), self._early(engine, relay_tokens)
         run = self._parts.prefill_leg.run(
-            plan,
-            engine,
-            transfer,
-            headers,
-            self._moving.get(self._life.awaited),
-            self._early(engine),
+            plan, engine, transfer, headers, self._moving.get(self._life.awaited), early
         )
         started_ns = time.monotonic_ns()
         leg = self._prefilling = asyncio.create_task(run)
@@ -230,24 +248,33 @@ class Legs:
         finally:
             self._prefilling = None
             await cancel_all([leg])
-        exchange.record.prefilled(time.monotonic_ns() - started_ns)
-        if exchange.is_answered:
-            return await self._ended(leg)
-        if not leg.cancelled():
-            event = self._prefilled(leg)
-            if transfer is None and not self.is_over_with(engine):
-                # The engine takes prompts alone: it prefills for a decode leg.
-                return await self.prefill(engine)
+        has_relayed = early is not None and relay_tokens > 0 and exchange.answer is early.answer
+        if early is not None and has_relayed:
+            exchange.record.relayed(len(early.answer.token_ids) - 1)
+        else:
+            exchange.record.prefilled(time.monotonic_ns() - started_ns)
+        if (answer := await self._ended(leg)) is not None:
+            return answer
+        event = None if leg.cancelled() else self._prefilled(leg)
+        if event is not None and transfer is None and not self.is_over_with(engine):
+            # The engine takes prompts alone: it prefills for a decode leg.
+            return await self.prefill(engine, relay_tokens)
+        is_left = self._life.stage in (Stage.DECODING,) and not has_relayed
+        if event is not None:
             self._report(event)
-        elif self._life.stage in (Stage.DECODING,) and not exchange.record.fallback:
+        elif is_left and not exchange.record.fallback:
             log_event(_log, logging.WARNING, "prefill_unanswered", engine=engine.name)
         return None
 
-    async def _ended(self, leg: asyncio.Task[int | web.StreamResponse]) -> web.StreamResponse:
-        """The answer of a prefill leg that gave all of it."""
+    async def _ended(
+        self, leg: asyncio.Task[int | web.StreamResponse]
+    ) -> web.StreamResponse | None:
+        """The answer, if a prefill leg gave all of it."""
         found = None if leg.cancelled() or leg.exception() else leg.result()
         if isinstance(found, web.StreamResponse):
             return found
+        if not self._exchange.is_answered:
+            return None
         return await self._parts.ending.end(self._exchange, self._plan)
 
     def _prefilled(self, leg: asyncio.Task[int | web.StreamResponse]) -> AnyEvent:
@@ -279,6 +306,9 @@ class Legs:
             self._left = exchange.client, self._plan.prompt
         elif exchange.stream.has_begun or exchange.has_tokens:
             self._left = await self._parts.ending.seam(exchange, self._plan)
+            # The end of a relay may be a part of a character.
+            record = exchange.record
+            record.relayed(max(0, min(record.relayed_tokens, exchange.usage.num_moved - 1)))
             if exchange.is_answered:
                 return await self._parts.ending.end(exchange, self._plan)
         return await self._run_decode(engine)
@@ -371,6 +401,8 @@ class RequestRun(Executor):
         waiting = self._waiting_stream()
         try:
             self._suspicion = await self._parts.suspects.enter(plan.prompt)
+            plan.route.relay_max = self._legs.relay_max()
+            plan.route.num_bytes = self._moving.num_bytes(plan)
             self._report(Begun())
             while True:
                 found = await self._next()
@@ -470,7 +502,9 @@ class RequestRun(Executor):
         if self._plan.routed.decision.path is Path.REMOTE and not self._legs.is_over_with(engine):
             layout = self._parts.prefill_leg.layout_of(self._plan)
             self._moving.charge(self._plan, layout, self._plan.route.final_tokens)
-        self._next = partial(self._legs.prefill, engine)
+        if not action.relay_tokens and self._plan.route.relay_max:
+            self._exchange.record.relay("the blocks are expected soon")
+        self._next = partial(self._legs.prefill, engine, action.relay_tokens)
 
     def _await_blocks(self, action: actions.AwaitBlocks) -> None:
         self._moving.computed(action.blocks)

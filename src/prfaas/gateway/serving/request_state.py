@@ -83,27 +83,39 @@ class StreamedAnswer:
         return "".join(self._sent)
 
     def begin(self, choice: JsonObject, *, is_last: bool) -> bool | None:
-        """Prepare the choice of a prefill leg, which made one token, as what another engine goes on
-        with: without an end, and without text in which a stop string may begin.
+        """Prepare the first text of a prefill leg as what another engine goes on with; see `cut`.
 
         Args:
-            is_last: No further token is asked for.
+            is_last: The leg was asked for all tokens that the answer may have.
 
         Returns:
             True if the answer has ended; None if nothing can be made of it.
         """
         ids, text = choice.get("token_ids"), choice.get("text")
-        if is_last or choice.get("finish_reason") not in (None, "length"):
+        is_whole = choice.get("finish_reason") is not None or not self._stops
+        if self.cut(choice, is_last=is_last):
             return True
-        if not isinstance(ids, list) or len(ids) != 1 or not isinstance(text, str) or not text:
+        if not isinstance(ids, list) or not isinstance(text, str) or not text:
             # Without text it is a part of a character, after which no engine can begin.
             return None
-        self.first_text = text
+        ids = [*self.token_ids, *ids]
+        self.first_text = text if is_whole and len(ids) == 1 else None
+        self._first = ids, choice["text"]
+        return False
+
+    def cut(self, choice: JsonObject, *, is_last: bool) -> bool:
+        """Have a choice of a prefill leg end nothing, and hold text back in which a stop string may
+        begin; True, and nothing changes, if the answer ends with it."""
+        reason = choice.get("finish_reason")
+        if reason is None:
+            return False
+        if is_last or reason != "length":
+            return True
+        text = choice.get("text") or ""
         starts = range(max(0, len(text) - self._longest + 1), len(text))
         begins = (at for at in starts for stop in self._stops if stop.startswith(text[at:]))
         choice |= {"text": text[: min(begins, default=len(text))]}
         choice |= {"finish_reason": None, "stop_reason": None}
-        self._first = ids, choice["text"]
         return False
 
     def again(self) -> bool:

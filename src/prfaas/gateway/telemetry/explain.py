@@ -113,6 +113,7 @@ def _rated(
 _HAPPENED = (
     *("prefill_engine", "prefill_ms", "transfer_state", "transfer_ms", "kv_bytes"),
     *("decode_engine", "ttft_ms", "first_token_from", "why_not_early", "second_ms", "e2e_ms"),
+    *("relayed_tokens", "why_not_relay", "gap_ms"),
     *("cached_tokens", "pulled_tokens", "num_output_tokens"),
 )
 """Values of the record for the list of requests."""

@@ -40,6 +40,7 @@ from prfaas.wire.renewal import identity_gauge
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0)
 _WAN_SECONDS = (0.001, 0.0025, *_SECONDS, 120.0, 300.0, 600.0)
 _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+_GAP = (0.05, 0.1, 0.5, 1, 2.5, 10)
 _LATENCY = (*_SECONDS, 120.0, 300.0, 600.0)
 _REMOTE_REASONS = {
     Reason.ABOVE_THRESHOLD,
@@ -121,6 +122,13 @@ class GatewayMetrics:
             "first_tokens", "First tokens of answers, by the leg whose engine gave them", "from"
         )
         at_zero(self._first_tokens, ("prefill", "decode"))
+        self._relayed = make.counter(
+            "relayed_tokens",
+            "Tokens after the first, from an engine that prefills, by relay decode",
+        )
+        self._gap = make.histogram(
+            "largest_gap_seconds", "Longest time between two outputs of a stream", _GAP, "path"
+        )
         self._e2e = make.histogram(
             "e2e_request_latency_seconds", "From request to last byte", _LATENCY, "path"
         )
@@ -262,12 +270,15 @@ class GatewayMetrics:
         self.tenants.ended(record)
         if (leg := first_token_from(record)) is not None:
             self._first_tokens.labels(leg).inc()
+        self._relayed.inc(record.relayed_tokens)
         if record.outcome is not Outcome.FINISHED:
             return
         self._prompt_tokens.labels(record.path).inc(record.num_prompt_tokens)
         self._cached_tokens.labels(record.path).inc(record.cached_tokens or 0)
         if record.ttft_ns is not None:
             self._ttft.labels(record.path).observe(record.ttft_ns / NS_PER_S)
+        if record.gap_ns:
+            self._gap.labels(record.path).observe(record.gap_ns / NS_PER_S)
         if record.ttft_over_predicted is not None:
             self._off.labels(record.path).observe(record.ttft_over_predicted)
         if record.e2e_ns is not None:

@@ -74,6 +74,12 @@ class RequestRecord:
     """The engine that prefilled gave the first token."""
     why_not_early: str | None = None
     """Why it did not; empty if it was to, None without one."""
+    why_not_relay: str | None = None
+    """Why it made no further token; empty if it was to, None off the remote path."""
+    relayed_tokens: int = 0
+    """Tokens after the first that it made while its blocks were in transit."""
+    gap_ns: int = 0
+    """Longest time between two outputs of a stream."""
     second_ns: int | None = None
     """Time to the second output of a stream whose first token came early."""
     cached_tokens: int | None = None
@@ -130,6 +136,8 @@ class RequestRecord:
     @property
     def decoding_ns(self) -> int | None:
         """Time until the engine that decodes gave its first token, which predictions are of."""
+        if self.relayed_tokens:
+            return None
         return self.second_ns if self.is_early else self.ttft_ns
 
     def fact(self) -> RequestEnded:
@@ -243,6 +251,14 @@ class RequestRecord:
         """The engine that prefills gives the first token, unless `why_not`; or has given it."""
         self.why_not_early, self.is_early = why_not, is_given
 
+    def relay(self, why_not: str) -> None:
+        """The engine that prefills is to go on after the first token, unless `why_not`."""
+        self.why_not_relay = why_not
+
+    def relayed(self, num_tokens: int) -> None:
+        """It made this number of tokens after the first."""
+        self.relayed_tokens = num_tokens
+
     def streamed(self, num_tokens: int) -> None:
         """Output has come; `num_tokens` is as good as it is known before the usage comes."""
         if self.ttft_ns is None:
@@ -250,7 +266,10 @@ class RequestRecord:
         elif self.second_ns is None and self.is_early:
             self.second_ns = self.age_ns()
         self.num_output_tokens += num_tokens
-        self.output_at_ns = time.monotonic_ns()
+        now_ns, before_ns = time.monotonic_ns(), self.output_at_ns
+        if before_ns is not None and now_ns - before_ns > self.gap_ns:
+            self.gap_ns = now_ns - before_ns
+        self.output_at_ns = now_ns
 
     def counted(self, num_prompt_tokens: int, num_output_tokens: int, cached_tokens: int) -> None:
         """The engine has reported the usage."""
@@ -262,7 +281,8 @@ class RequestRecord:
         fallbacks = *self.fallbacks, (self.age_ns(), fallback)
         self.fallbacks = fallbacks[-FALLBACKS_MAX:]
         num_bytes = self.transfer.num_bytes if self.transfer else 0
-        self.is_prefill_lost = fallback.stage == "prefill" or (
+        gone = self.transfer is None or self.transfer.is_given_up
+        self.is_prefill_lost = (fallback.stage == "prefill" and gone) or (
             fallback.stage == "transfer" and not num_bytes
         )
 
@@ -426,6 +446,9 @@ def as_json(record: RequestRecord) -> JsonObject:
         "second_ms": ms_of(record.second_ns),
         "first_token_from": first_token_from(record),
         "why_not_early": record.why_not_early,
+        "relayed_tokens": record.relayed_tokens,
+        "why_not_relay": record.why_not_relay,
+        "gap_ms": ms_of(record.gap_ns) if record.gap_ns else None,
         "e2e_ms": ms_of(record.e2e_ns),
         "prefill_cluster": record.prefill_cluster,
         "prefill_engine": record.prefill_engine,

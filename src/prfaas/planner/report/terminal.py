@@ -13,14 +13,16 @@ from rich.text import Text
 
 from prfaas import units as w
 from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.request.relay import STEPS_MIN
 from prfaas.planner.answer.coding import CodingSide, LinkEffect
 from prfaas.planner.answer.plan import Comparison, Plan
 from prfaas.planner.answer.verdict import VerdictAnswer
+from prfaas.planner.hardware.profiles import step_time
 from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.planner.sizing.obstacles import fleet_in_words
 from prfaas.planner.solve.search import Curve, against_split, against_threshold
 from prfaas.presentation import Line, plain_table, plot
-from prfaas.units import format_size
+from prfaas.units import NS_PER_S, format_size
 
 
 def designs_tables(plan: Plan, *, wide: bool = False) -> list[Table]:
@@ -187,8 +189,13 @@ def facts_table(plan: Plan) -> Table:
     ]
     times, name = plan.latencies, plan.exact.prfaas.name
     if (early := times.early.get(name)) is not None:
-        second = w.seconds(times.overlapped[name].mean)
-        rows.append(("TTFT if prefill gives the token", f"{w.seconds(early.mean)}, 2nd {second}"))
+        second_s = times.overlapped[name].mean
+        said = f"{w.seconds(early.mean)}, 2nd {w.seconds(second_s)}"
+        rows.append(("TTFT if prefill gives the token", said))
+        step_ns = step_time(plan.question.problem.pd.decode)(1, found.mean_long)
+        num_tokens = max(0.0, second_s - early.mean) * NS_PER_S / step_ns
+        if num_tokens >= STEPS_MIN:
+            rows.append(("relay decode gives by then", f"{num_tokens:,.0f} tokens more"))
     if (sizing := plan.sizing) is not None:
         problem, demand = plan.question.problem, f"{sizing.demand_per_s:,.6g} req/s"
         fleets = {

@@ -23,7 +23,7 @@ from prfaas.pool.codec.kernels import (
     _inner,
 )
 
-Ints = NDArray[np.int32]
+Orders = NDArray[np.int16]
 Floats = NDArray[np.float32]
 _i16, _i32, _u8, _u16, _f32 = np.int16, np.int32, np.uint8, np.uint16, np.float32
 _READ32 = types.Array(types.uint32, 1, "C", readonly=True)
@@ -118,17 +118,15 @@ def decode_fp8(coded: Bytes, size: int, into: Words) -> int:
 
 
 @_inner
-def _widen(values: Words, into: Ints) -> None:
-    for i in range(values.size):
-        into[i] = _i32(_i32(values[i]) << _i32(16))
+def _float(bits: np.uint16) -> np.float32:
+    return _i32(_i32(bits) << _i32(16)).view(np.float32)
 
 
 @_inner
-def _narrow(bits: Ints, into: Words) -> None:
-    """Round float32 bits, which are no NaN, to bfloat16."""
-    for i in range(into.size):
-        b = bits[i]
-        into[i] = _u16((b + _i32(0x7FFF) + ((b >> _i32(16)) & _i32(1))) >> _i32(16))
+def _rounded(value: np.float32) -> np.uint16:
+    """Bits of a float32, which is no NaN, as bfloat16."""
+    bits = _f32(value).view(np.int32)
+    return _u16((bits + _i32(0x7FFF) + ((bits >> _i32(16)) & _i32(1))) >> _i32(16))
 
 
 @_inner
@@ -144,27 +142,16 @@ def _unordered(v: np.int16) -> np.uint16:
 
 
 @_inner
-def _scales(
-    lows: NDArray[np.int16],
-    highs: NDArray[np.int16],
-    ints: Ints,
-    floats: Floats,
-    scales: Words,
-    zeros: Words,
-) -> None:
-    """Set scale and least value of columns from their extremes; scratch has two rows of them."""
-    size = scales.size
-    for c in range(size):
+def _scales(lows: Orders, highs: Orders, scales: Words, zeros: Words, inverse: Floats) -> None:
+    """Set scale, least value and 1 / scale of groups from their extremes."""
+    for c in range(scales.size):
         is_large = highs[c] >= _i16(_LARGE) or lows[c] < _i16(-_LARGE)
-        zeros[c] = _u16(0) if is_large else _unordered(lows[c])
-        ints[c] = _i32(_i32(zeros[c]) << _i32(16))
-        ints[size + c] = _i32(_i32(_u16(0) if is_large else _unordered(highs[c])) << _i32(16))
-    for c in range(size):
-        floats[c] = (floats[size + c] - floats[c]) / _f32(_LEVELS)
-    _narrow(ints[:size], scales)
-    for c in range(size):
-        is_large = highs[c] >= _i16(_LARGE) or lows[c] < _i16(-_LARGE)
-        scale = scales[c] if scales[c] >= _u16(128) else _u16(0)
+        zero = _u16(0) if is_large else _unordered(lows[c])
+        high = _u16(0) if is_large else _unordered(highs[c])
+        scale = _rounded((_float(high) - _float(zero)) / _f32(_LEVELS))
+        scale = scale if scale >= _u16(128) else _u16(0)
+        zeros[c] = zero
+        inverse[c] = _f32(1) / _float(scale) if scale > _u16(0) else _f32(0)
         scales[c] = _u16(_NAN) if is_large else scale
 
 
@@ -181,14 +168,9 @@ def _joined(low: Bytes, high: Bytes, into: Words) -> None:
 
 
 @_inner
-def _levels(
-    values: Words, ints: Ints, floats: Floats, zeros: Floats, inverse: Floats, into: Bytes
-) -> None:
-    _widen(values, ints)
-    for c in range(values.size):
-        y = (floats[c] - zeros[c]) * inverse[c] + _f32(0.5)
-        y = y if y < _f32(_LEVELS) else _f32(_LEVELS)
-        into[c] = _u8(_i32(y))
+def _level(value: np.uint16, least: np.float32, inverse: np.float32) -> np.uint8:
+    y = (_float(value) - least) * inverse + _f32(0.5)
+    return _u8(_i32(y if y < _f32(_LEVELS) else _f32(_LEVELS)))
 
 
 @_inner
@@ -198,13 +180,12 @@ def _keys(
     stride: int,
     num: int,
     size: int,
-    scratch: Ints,
     words: Words,
-    order: NDArray[np.int16],
+    order: Orders,
+    inverse: Floats,
     into: Bytes,
 ) -> None:
     """Code `num` keys of one head; the first starts at `first`, neighbours are `stride` apart."""
-    floats = scratch.view(_f32)
     lows, highs = order[:size], order[size : 2 * size]
     lows[:] = _i16(0x7FFF)
     highs[:] = _i16(-0x8000)
@@ -213,74 +194,74 @@ def _keys(
         for c in range(size):
             v = _ordered(row[c])
             lows[c], highs[c] = min(lows[c], v), max(highs[c], v)
-    scales, zeros = words[:size], words[size : 2 * size]
-    _scales(lows, highs, scratch, floats, scales, zeros)
+    scales, zeros, inverse = words[:size], words[size : 2 * size], inverse[:size]
+    _scales(lows, highs, scales, zeros, inverse)
     _split(scales, into[:size], into[size : 2 * size])
     _split(zeros, into[2 * size : 3 * size], into[3 * size : 4 * size])
-    inverse, least = floats[size : 2 * size], floats[2 * size : 3 * size]
-    _inverse(scales, scratch[size : 2 * size], inverse)
-    _widen(zeros, scratch[2 * size : 3 * size])
-    low, high = np.empty(size, _u8), np.zeros(size, _u8)
-    for t in range(0, num, 2):
+    for t in range(num):
         row = values[first + t * stride : first + t * stride + size]
-        _levels(row, scratch[:size], floats[:size], least, inverse, low)
-        if t + 1 < num:
-            row = values[first + (t + 1) * stride : first + (t + 1) * stride + size]
-            _levels(row, scratch[:size], floats[:size], least, inverse, high)
-        else:
-            high[:] = _u8(0)
         at = (4 + t // 2) * size
         out = into[at : at + size]
-        for c in range(size):
-            out[c] = _u8(low[c] | _u8(high[c] << _u8(4)))
+        if t % 2:
+            for c in range(size):
+                level = _level(row[c], _float(zeros[c]), inverse[c])
+                out[c] = _u8(out[c] | _u8(level << _u8(4)))
+        else:
+            for c in range(size):
+                out[c] = _level(row[c], _float(zeros[c]), inverse[c])
 
 
 @_inner
-def _inverse(scales: Words, ints: Ints, floats: Floats) -> None:
-    _widen(scales, ints)
-    for c in range(scales.size):
-        is_usable = scales[c] > _u16(0) and scales[c] < _u16(0x7F80)
-        floats[c] = _f32(1) / floats[c] if is_usable else _f32(0)
-
-
-@_inner
-def _value_row(row: Words, scratch: Ints, into: Bytes) -> int:
-    """Code one value of one head; return the bytes written."""
-    floats, at = scratch.view(_f32), 0
-    for start in range(0, row.size, KIVI_GROUP):
-        part = row[start : start + KIVI_GROUP]
-        low, high = _i16(0x7FFF), _i16(-0x8000)
-        for c in range(part.size):
-            v = _ordered(part[c])
-            low, high = min(low, v), max(high, v)
-        is_large = high >= _i16(_LARGE) or low < _i16(-_LARGE)
-        zero = _u16(0) if is_large else _unordered(low)
-        scratch[0] = _i32(_i32(zero) << _i32(16))
-        scratch[1] = _i32(_i32(_u16(0) if is_large else _unordered(high)) << _i32(16))
-        least = floats[0]
-        floats[2] = (floats[1] - least) / _f32(_LEVELS)
-        bits = scratch[2]
-        scale = _u16((bits + _i32(0x7FFF) + ((bits >> _i32(16)) & _i32(1))) >> _i32(16))
-        scale = scale if scale >= _u16(128) else _u16(0)
-        scratch[2] = _i32(_i32(scale) << _i32(16))
-        inverse = _f32(1) / floats[2] if scale > _u16(0) else _f32(0)
-        scale = _u16(_NAN) if is_large else scale
-        into[at], into[at + 1] = _u8(scale), _u8(scale >> _u16(8))
-        into[at + 2], into[at + 3] = _u8(zero), _u8(zero >> _u16(8))
-        _widen(part, scratch[4 : 4 + part.size])
-        some = floats[4 : 4 + part.size]
-        half = (part.size + 1) // 2
-        out = into[at + 4 : at + 4 + half]
-        for c in range(half):
-            y = (some[c] - least) * inverse + _f32(0.5)
-            y = y if y < _f32(_LEVELS) else _f32(_LEVELS)
-            out[c] = _u8(_i32(y))
-        for c in range(part.size - half):
-            y = (some[half + c] - least) * inverse + _f32(0.5)
-            y = y if y < _f32(_LEVELS) else _f32(_LEVELS)
-            out[c] = _u8(out[c] | _u8(_u8(_i32(y)) << _u8(4)))
-        at += 4 + half
+def _values(
+    values: Words,
+    first: int,
+    stride: int,
+    num: int,
+    size: int,
+    words: Words,
+    order: Orders,
+    inverse: Floats,
+    into: Bytes,
+) -> int:
+    """Code `num` values of one head; return the bytes written."""
+    groups, lows, highs = 0, order[: order.size // 2], order[order.size // 2 :]
+    for t in range(num):
+        row = values[first + t * stride : first + t * stride + size]
+        for start in range(0, size, KIVI_GROUP):
+            part = row[start : start + KIVI_GROUP]
+            low, high = _i16(0x7FFF), _i16(-0x8000)
+            for c in range(part.size):
+                v = _ordered(part[c])
+                low, high = min(low, v), max(high, v)
+            lows[groups], highs[groups] = low, high
+            groups += 1
+    scales, zeros, inverse = words[:groups], words[groups : 2 * groups], inverse[:groups]
+    _scales(lows, highs, scales, zeros, inverse)
+    group = at = 0
+    for t in range(num):
+        row = values[first + t * stride : first + t * stride + size]
+        for start in range(0, size, KIVI_GROUP):
+            part = row[start : start + KIVI_GROUP]
+            scale, zero = scales[group], zeros[group]
+            into[at], into[at + 1] = _u8(scale), _u8(scale >> _u16(8))
+            into[at + 2], into[at + 3] = _u8(zero), _u8(zero >> _u16(8))
+            half = (part.size + 1) // 2
+            out = into[at + 4 : at + 4 + half]
+            _packed(part[:half], part[half:], _float(zero), inverse[group], out)
+            at += 4 + half
+            group += 1
     return at
+
+
+@_inner
+def _packed(
+    first: Words, second: Words, least: np.float32, inverse: np.float32, into: Bytes
+) -> None:
+    for c in range(second.size):
+        high = _u8(_level(second[c], least, inverse) << _u8(4))
+        into[c] = _u8(_level(first[c], least, inverse) | high)
+    for c in range(second.size, first.size):
+        into[c] = _level(first[c], least, inverse)
 
 
 _SIZES = (types.int64,) * 4
@@ -299,8 +280,9 @@ def encode_kivi(
         into: As large as the code.
     """
     cell = keys + rest
-    scratch = np.empty(max(3 * keys, 4 + KIVI_GROUP), _i32)
-    words, order = np.empty(2 * keys, _u16), np.empty(2 * keys, _i16)
+    most = max(keys, KIVI_GROUP * ((rest + KIVI_GROUP - 1) // KIVI_GROUP))
+    words, order = np.empty(2 * most, _u16), np.empty(2 * most, _i16)
+    inverse = np.empty(most, _f32)
     stride = cell * heads if by_token else cell
     step = cell if by_token else cell * tokens
     at = 0
@@ -311,83 +293,53 @@ def encode_kivi(
                 num = min(KIVI_GROUP, tokens - token)
                 size = (4 + (num + 1) // 2) * keys
                 out = into[at : at + size]
-                _keys(values, first + token * stride, stride, num, keys, scratch, words, order, out)
+                row = first + token * stride
+                _keys(values, row, stride, num, keys, words, order, inverse, out)
                 at += size
-            for token in range(tokens):
-                row = first + token * stride + keys
-                at += _value_row(values[row : row + rest], scratch, into[at:])
+            for token in range(0, tokens, KIVI_GROUP):
+                num, row = min(KIVI_GROUP, tokens - token), first + token * stride + keys
+                out = into[at:]
+                at += _values(values, row, stride, num, rest, words, order, inverse, out)
     return at
 
 
 @_inner
-def _restored(
-    codes: Bytes,
-    is_high: bool,
-    scales: Words,
-    zeros: Floats,
-    factors: Floats,
-    ints: Ints,
-    floats: Floats,
-    into: Words,
-) -> None:
-    for c in range(into.size):
-        q = _u8(codes[c] >> _u8(4)) if is_high else _u8(codes[c] & _u8(15))
-        floats[c] = zeros[c] + _f32(_i32(q)) * factors[c]
-    _narrow(ints, into)
-    for c in range(into.size):
-        into[c] = into[c] if scales[c] < _u16(0x7F80) else _u16(_NAN)
+def _restored(code: np.uint8, scale: np.uint16, zero: np.uint16) -> np.uint16:
+    value = _rounded(_float(zero) + _f32(_i32(code)) * _float(scale))
+    return value if scale < _u16(0x7F80) else _u16(_NAN)
 
 
 @_inner
 def _restore_keys(
-    coded: Bytes,
-    num: int,
-    size: int,
-    scratch: Ints,
-    words: Words,
-    first: int,
-    stride: int,
-    into: Words,
+    coded: Bytes, num: int, size: int, words: Words, first: int, stride: int, into: Words
 ) -> None:
-    floats = scratch.view(_f32)
     scales, zeros = words[:size], words[size : 2 * size]
     _joined(coded[:size], coded[size : 2 * size], scales)
     _joined(coded[2 * size : 3 * size], coded[3 * size : 4 * size], zeros)
-    _widen(scales, scratch[size : 2 * size])
-    _widen(zeros, scratch[2 * size : 3 * size])
     for t in range(num):
-        at = (4 + t // 2) * size
-        _restored(
-            coded[at : at + size],
-            t % 2 == 1,
-            scales,
-            floats[2 * size : 3 * size],
-            floats[size : 2 * size],
-            scratch[:size],
-            floats[:size],
-            into[first + t * stride : first + t * stride + size],
-        )
+        at, row = (4 + t // 2) * size, first + t * stride
+        codes, out = coded[at : at + size], into[row : row + size]
+        if t % 2:
+            for c in range(size):
+                out[c] = _restored(_u8(codes[c] >> _u8(4)), scales[c], zeros[c])
+        else:
+            for c in range(size):
+                out[c] = _restored(_u8(codes[c] & _u8(15)), scales[c], zeros[c])
 
 
 @_inner
-def _restore_value(coded: Bytes, scratch: Ints, row: Words) -> int:
-    floats, at = scratch.view(_f32), 0
+def _restore_value(coded: Bytes, row: Words) -> int:
+    at = 0
     for start in range(0, row.size, KIVI_GROUP):
         part = row[start : start + KIVI_GROUP]
         scale = _u16(_u16(coded[at]) | _u16(_u16(coded[at + 1]) << _u16(8)))
         zero = _u16(_u16(coded[at + 2]) | _u16(_u16(coded[at + 3]) << _u16(8)))
-        scratch[0], scratch[1] = _i32(_i32(scale) << _i32(16)), _i32(_i32(zero) << _i32(16))
-        factor, least = floats[0], floats[1]
         half = (part.size + 1) // 2
-        codes = coded[at + 4 : at + 4 + half]
-        some = floats[4 : 4 + part.size]
-        for c in range(half):
-            some[c] = least + _f32(_i32(codes[c] & _u8(15))) * factor
-        for c in range(part.size - half):
-            some[half + c] = least + _f32(_i32(codes[c] >> _u8(4))) * factor
-        _narrow(scratch[4 : 4 + part.size], part)
-        if scale >= _u16(0x7F80):
-            part[:] = _u16(_NAN)
+        codes, low, high = coded[at + 4 : at + 4 + half], part[:half], part[half:]
+        for c in range(low.size):
+            low[c] = _restored(_u8(codes[c] & _u8(15)), scale, zero)
+        for c in range(high.size):
+            high[c] = _restored(_u8(codes[c] >> _u8(4)), scale, zero)
         at += 4 + half
     return at
 
@@ -397,8 +349,7 @@ def decode_kivi(
     coded: Bytes, tokens: int, heads: int, keys: int, rest: int, by_token: bool, into: Words
 ) -> int:
     """Restore what `encode_kivi` has coded, as many values as `into` has; return the bytes read."""
-    cell = keys + rest
-    scratch, words = np.empty(max(3 * keys, 4 + KIVI_GROUP), _i32), np.empty(2 * keys, _u16)
+    cell, words = keys + rest, np.empty(2 * keys, _u16)
     stride = cell * heads if by_token else cell
     step = cell if by_token else cell * tokens
     at = 0
@@ -408,20 +359,12 @@ def decode_kivi(
             for token in range(0, tokens, KIVI_GROUP):
                 num = min(KIVI_GROUP, tokens - token)
                 size = (4 + (num + 1) // 2) * keys
-                _restore_keys(
-                    coded[at : at + size],
-                    num,
-                    keys,
-                    scratch,
-                    words,
-                    first + token * stride,
-                    stride,
-                    into,
-                )
+                row = first + token * stride
+                _restore_keys(coded[at : at + size], num, keys, words, row, stride, into)
                 at += size
             for token in range(tokens):
                 row = first + token * stride + keys
-                at += _restore_value(coded[at:], scratch, into[row : row + rest])
+                at += _restore_value(coded[at:], into[row : row + rest])
     return at
 
 

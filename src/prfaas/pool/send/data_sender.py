@@ -323,6 +323,7 @@ class DataSenders:
         self._connections: list[DataConnection] = []
         self._is_closed = False
         self._fragment_bytes = FRAGMENT_BYTES
+        self._num_renewed = 0
         queue.on_more = self._more
 
     @property
@@ -369,9 +370,9 @@ class DataSenders:
         """Have no more connections than that from now on; the newest are closed."""
         self._io.call(self._allow, num_max)
 
-    def restart_control(self) -> None:
-        """Restart congestion control."""
-        self._io.call(self._restart_control)
+    def restart_control(self, *, is_one: bool = False) -> None:
+        """Restart congestion control of all connections, or of one: of each in turn."""
+        self._io.call(self._restart_control, is_one)
 
     async def close(self) -> None:
         """End every connection, and return unacknowledged fragments to the queue."""
@@ -395,8 +396,12 @@ class DataSenders:
         self._fit()
         self._fill()
 
-    def _restart_control(self) -> None:
-        for connection in list(self._connections):
+    def _restart_control(self, is_one: bool) -> None:
+        connections = list(self._connections)
+        if is_one and connections:
+            self._num_renewed += 1
+            connections = [connections[self._num_renewed % len(connections)]]
+        for connection in connections:
             with contextlib.suppress(OSError):
                 restart_control(connection.socket)
 

@@ -26,7 +26,7 @@ from prfaas.core.kv.blocks import Planes, part
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.logs import log_event
 from prfaas.pool.codec.layouts import KnownLayouts
-from prfaas.pool.codec.loading import KERNELS, Kernels, Window
+from prfaas.pool.codec.loading import KERNELS, Kernels
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.units import NS_PER_S
 from prfaas.wire.fragments import (
@@ -172,7 +172,7 @@ class LinkCoding:
         """Return what to send of a fragment: its prefix and its bytes, coded if that is worth
         it."""
         if fragment.block.form is not None:
-            return self._part(fragment, fragment.block.form)
+            return self._part(fragment, fragment.block.form, scratch)
         coded = self._coded(fragment, scratch)
         data = fragment.data if coded is None else coded
         self._count(fragment, len(data))
@@ -185,24 +185,26 @@ class LinkCoding:
     def _age(self, block: OutgoingBlock) -> int:
         return age_code(block.born_s, self._wall_s()) if self.takes_ages else 0
 
-    def _part(self, fragment: Fragment, form: Form) -> list[memoryview]:
+    def _part(self, fragment: Fragment, form: Form, scratch: Scratch) -> list[memoryview]:
         """Return a part of a rounded block, whose stream is made with its first part."""
         block = fragment.block
         with self._rounding[block.name[1].block_hash[0] % ROUNDED_AT_ONCE]:
             if block.stream is None:
                 began = time.thread_time_ns()
-                block.digest, block.stream = self._rounded(block, form)
+                block.digest, block.stream = self._rounded(block, form, scratch)
                 self._seconds.inc((time.thread_time_ns() - began) / NS_PER_S)
         self._count(fragment, fragment.num_bytes)
         prefix = encode_stream_prefix(fragment, LOSSY_NUMBER, self._age(block))
         return [memoryview(prefix), fragment.data]
 
-    def _rounded(self, block: OutgoingBlock, form: Form) -> tuple[bytes, bytearray]:
+    def _rounded(
+        self, block: OutgoingBlock, form: Form, scratch: Scratch
+    ) -> tuple[bytes, bytearray]:
         """Return the digest of a rounded block, and its stream."""
         rounding = self._kernels.rounding
         if rounding is None:  # Kernels that are loaded stay so.
             raise RuntimeError("a block has a rounded form, but there are no kernels")
-        result = memoryview(bytearray(len(block.data)))
+        result = scratch.room(len(block.data))
         stream = rounding.round_block(form, memoryview(block.data), result)
         return block_digest(*block.name, result), stream
 
@@ -229,7 +231,8 @@ class LinkCoding:
             if not self._trials.should_try(layout_id, key.group):
                 return None
         began = time.thread_time_ns()
-        coded = window.encode(fragment.data, planes, scratch.room(window, fragment.num_bytes))
+        room = scratch.room(window.coded_bytes_max(fragment.num_bytes))
+        coded = window.encode(fragment.data, planes, room)
         self._seconds.inc((time.thread_time_ns() - began) / NS_PER_S)
         with self._lock:
             self._trials.tried(layout_id, key.group, has_shrunk=coded is not None)
@@ -259,9 +262,8 @@ class Scratch:
     def __init__(self) -> None:
         self._room = memoryview(bytearray())
 
-    def room(self, window: Window, num_bytes: int) -> memoryview:
-        """Return room to code a fragment; what was there before is overwritten."""
-        wanted = window.coded_bytes_max(num_bytes)
-        if len(self._room) < wanted:
-            self._room = memoryview(bytearray(wanted))
-        return self._room
+    def room(self, num_bytes: int) -> memoryview:
+        """Return so much memory; what was there before is overwritten."""
+        if len(self._room) < num_bytes:
+            self._room = memoryview(bytearray(num_bytes))
+        return self._room[:num_bytes]

@@ -101,7 +101,8 @@ class LinkMeter:
         self.path_rtt_ns = min((info.rtt_ns for info in infos), default=0)
         self._see_network(now_ns - self._sampled_at_ns, infos)
         is_busy = queued_bytes > 0
-        goodput.sample(now_ns, acked_bytes, is_busy=is_busy, rtt_ns=self.path_rtt_ns)
+        delivered = sum(info.delivered_bytes or info.acked_bytes for info in infos)
+        goodput.sample(now_ns, delivered, is_busy=is_busy, rtt_ns=self.path_rtt_ns)
         if goodput.fresh_bits_per_s:
             self._filled_bits_per_s = self._budget_bits_per_s
         self._sampled_at_ns = now_ns
@@ -319,7 +320,7 @@ class LinkControl:
                 meter.path_rtt_ns,
                 is_lossy=self._loss.is_lossy,
             )
-            if pace.restart:
-                senders.restart_control()
+            if pace.restart or pace.renew:
+                senders.restart_control(is_one=not pace.restart)
             paced = round(pace.bits_per_s * self._pacer.slack)
             senders.tune(wanted, paced, rate, meter.path_rtt_ns)

@@ -117,6 +117,8 @@ def _fail_prefill(simulation: RunParts, instance: PrefillInstance) -> None:
     for job in instance.fail():
         if job.attempt == job.request.attempt:
             simulation.open[job.request.index].prefill_failed(may_have_died=True)
+    for run in list(simulation.open.values()):
+        run.relay_broke(instance.name)
 
 
 def _fail_decode(simulation: RunParts, name: str, *, is_dead: bool = True) -> None:

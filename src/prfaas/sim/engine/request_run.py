@@ -68,6 +68,7 @@ class RunParts(ABC):
         remotes: Prefill instances of the PrfaaS clusters, by name.
         decoders: Decode instances, by name.
         is_early: Instances that prefill give first tokens.
+        may_relay: They go on until the blocks have arrived.
     """
 
     setup: Setup
@@ -84,6 +85,7 @@ class RunParts(ABC):
     remotes: dict[str, PrefillInstance]
     decoders: dict[str, DecodeInstance]
     is_early: bool
+    may_relay: bool
 
     @property
     @abstractmethod
@@ -132,6 +134,8 @@ class SimulatedRequestRun(_Passive):
         "_found_tokens",
         "_is_reporting",
         "_parts",
+        "_relay_tokens",
+        "_relays_since_ns",
         "_waits_for",
         "decoder",
         "life",
@@ -149,12 +153,17 @@ class SimulatedRequestRun(_Passive):
         decode = routed.decode or ""
         prefill = "" if routed.prefill == decode else routed.prefill
         route = Route(request.index, routed, decode, prefill, pools, request.num_prompt_tokens)
+        if parts.may_relay:
+            route.relay_max = request.num_output_tokens - 1
         self.life = RequestLife(route, parts.fleet)
         self.decoder = ""
         """Instance that has the request to decode."""
         self._found_tokens = _ALL
         self._waits_for: Movement | None = None
         """Blocks that a leg waits for."""
+        self._relay_tokens = 0
+        self._relays_since_ns: int | None = None
+        """When the instance that prefilled gave the first token, while it has the request."""
         self._is_reporting = False
         self._events: list[AnyEvent] = []
         """Events that came up while another one was reported."""
@@ -192,8 +201,9 @@ class SimulatedRequestRun(_Passive):
         transport.pull(self.request, num_bytes, routed.prefill_pool_tokens)
 
     def _start_prefill(self, action: actions.StartPrefill) -> None:
-        parts = self._parts
+        parts, self._relays_since_ns = self._parts, None
         self._on_route()
+        self._relay_tokens = action.relay_tokens
         if parts.guards.unsettled:
             parts.guards.began(action.engine, parts.clock.now_ns)
         pull = self.life.blocks.pull
@@ -218,6 +228,9 @@ class SimulatedRequestRun(_Passive):
 
     def _stop_prefill(self, _: actions.StopPrefill) -> None:
         parts, name = self._parts, self.routed.prefill
+        if self._relays_since_ns is not None:
+            self._end_relay()
+            return
         parts.prefill_instance(name).withdraw(self.request)
         self.request.attempt += 1
         self._waits_for = None
@@ -306,10 +319,57 @@ class SimulatedRequestRun(_Passive):
         if parts.is_early and request.first_token_at_ns == UNSET:
             request.first_token_at_ns, request.had_tokens = parts.clock.now_ns, 1
             if request.num_output_tokens == 1:
+                request.landed_at_ns = parts.clock.now_ns
                 self.report(Finished(request.num_hit_tokens, request.num_hit_tokens))
                 return
+            self._relays_since_ns = parts.clock.now_ns
             self.report(_FIRST_TOKEN)
+            if self.life.stage is Stage.RELAYING:
+                parts.clock.after(
+                    self._step_ns * self._num_to_relay, self._relayed, request.attempt
+                )
+                return
+            self._relays_since_ns = None
         self.report(_PREFILL_DONE)
+
+    # Relay decode: the batch of an instance that prefills is taken to be this request alone
+
+    @property
+    def _step_ns(self) -> int:
+        return round(self._parts.setup.step_ns(1, self.request.num_prompt_tokens))
+
+    @property
+    def _num_to_relay(self) -> int:
+        return min(self._relay_tokens, self.request.num_output_tokens - 1)
+
+    def _end_relay(self) -> None:
+        """Note the tokens that the client has by now."""
+        request, since_ns, step_ns = self.request, self._relays_since_ns, self._step_ns
+        assert since_ns is not None  # noqa: S101 (there is a relay)
+        self._relays_since_ns = None
+        num_tokens = (self._parts.clock.now_ns - since_ns) // step_ns
+        if num_tokens:
+            request.had_tokens = 1 + min(num_tokens, self._num_to_relay)
+            request.relayed_tokens = request.had_tokens - 1
+            request.second_token_at_ns = since_ns + step_ns
+
+    def _relayed(self, attempt: int) -> None:
+        """The instance that prefilled has made all tokens that it was asked for."""
+        if self._relays_since_ns is None or attempt != self.request.attempt:
+            return
+        self._end_relay()
+        request = self.request
+        if request.had_tokens == request.num_output_tokens:
+            request.landed_at_ns = self._parts.clock.now_ns
+            self.report(Finished(request.num_hit_tokens, request.num_hit_tokens))
+        else:
+            self.report(_PREFILL_DONE)
+
+    def relay_broke(self, name: str) -> None:
+        """An instance that prefills died; nothing happens if it has nothing of the request."""
+        if self._relays_since_ns is not None and self.routed.prefill == name:
+            self._end_relay()
+            self.prefill_failed(may_have_died=True)
 
     def prefill_failed(self, *, may_have_died: bool) -> None:
         """The instance that prefills died, or is not there."""

@@ -61,6 +61,7 @@ class Simulation(RunParts):
     ) -> None:
         self.setup = setup
         self.is_early = setup.routing.early_first_token
+        self.may_relay = self.is_early and setup.routing.relay_decode
         self.requests: list[Request] = []
         self.clock = Clock()
         self.front = SimulatedDriver(setup)
@@ -76,7 +77,15 @@ class Simulation(RunParts):
         # A gateway that has a target refuses what would miss it: without that, there is none.
         ttft_ns = setup.slo.ttft_ns if routing.admission else None
         self.fleet = SharedState(
-            self.front, self.guards, RequestLimits(*times, ttft_ns, looks=_LOOKS, look_ns_max=NEVER)
+            self.front,
+            self.guards,
+            RequestLimits(
+                *times,
+                ttft_ns,
+                looks=_LOOKS,
+                look_ns_max=NEVER,
+                step_ns=round(setup.step_ns(1, 0)),
+            ),
         )
         self.transports = {ends: self._transport(ends) for ends in self.front.links}
         self.wans = {each.name: self._wan(each) for each in setup.prfaas}

@@ -139,6 +139,8 @@ class ScenarioRoutingTable(_Table):
     early_first_token: Literal["auto", "off"] = "off"  # noqa: S105 (no password)
     """The instance that prefills gives the first token, as by default in a gateway: auto, or off as
     in the paper."""
+    relay_decode: Literal["auto", "off"] = "off"
+    """With it, that instance goes on until its blocks have come: auto or off."""
     bandwidth: Regime = Regime.SCARCE
     """Regime of the paper's rule: scarce, or abundant, which pulls the longer prefix."""
 

@@ -253,6 +253,7 @@ def _routing(file: ScenarioFile, found: OperatingPoint, names: list[str]) -> Rou
         prefill_timeout_ns=ns(table.prefill_timeout),
         transfer_timeout_ns=None if table.transfer_timeout is None else ns(table.transfer_timeout),
         early_first_token=table.early_first_token == "auto",  # noqa: S105 (no password)
+        relay_decode=table.relay_decode == "auto",
     )
 
 

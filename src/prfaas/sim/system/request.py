@@ -34,7 +34,8 @@ class Request:
         kept_tokens: Prefix that a pool kept of a transfer that was cut.
         had_tokens: Output that its client has from another instance than the one that decodes.
         routed_at_ns: When the last attempt began.
-        second_token_at_ns: When decode began, if the first token came early.
+        relayed_tokens: Those after the first of the instance that prefilled.
+        second_token_at_ns: When the second one came, if the first one came early.
         offloaded: True if it was ever sent to the PrfaaS cluster.
     """
 
@@ -53,6 +54,7 @@ class Request:
     kept_tokens: int = 0
     kept_in: str = ""
     had_tokens: int = 0
+    relayed_tokens: int = 0
     routed_at_ns: int = UNSET
     prefill_started_at_ns: int = UNSET
     prefilled_at_ns: int = UNSET

@@ -208,6 +208,7 @@ class RoutingSetup:
             limit.
         transfer_timeout_ns: Longest that an engine waits for blocks in transit; None is no limit.
         early_first_token: The engine that prefills gives the first token.
+        relay_decode: It goes on until its blocks have arrived.
     """
 
     policy: PolicyName
@@ -221,6 +222,7 @@ class RoutingSetup:
     prefill_timeout_ns: int | None = None
     transfer_timeout_ns: int | None = None
     early_first_token: bool = False
+    relay_decode: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class StoreDone(Message, tag="store_done"):
 
 
 class PushDone(Message, tag="push_done"):
-    """The engine finished the request of this transfer.
+    """The engine has stored all blocks of this transfer that it computes.
 
     `rest` are blocks that the transfer needs and that were not stored for it: the engine had them
     cached. What the pool node holds of them is pushed, then the transfer is committed.
