@@ -56,8 +56,13 @@ async def test_a_fault_of_the_server_is_a_500_and_one_of_the_messages_a_400(
 
 
 def test_a_package_that_templates_need_is_missed_at_start(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    checkpoint = with_template(tmp_path / "model", "{{ messages }}")
+    settings = checkpoint / "tokenizer_config.json"
+    # A setting that only `transformers` knows.
+    settings.write_text(json.dumps(json.loads(settings.read_bytes()) | {"add_bos_token": False}))
+
     def refuse(*_: object, **__: object) -> str:
         raise ImportError("apply_chat_template requires jinja2 to be installed.")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -377,13 +376,14 @@ class RequestRun(Executor):
         if plan.layout is not None:
             exchange.usage.cache_end = plan.layout.last_whole_block(plan.prompt.num_tokens)
         self.life = life_of(plan.route, parts.fleet)
-        self._events: deque[AnyEvent] = deque()
+        self._events: list[AnyEvent] = []
         """Events that are being reported; the first one's actions are being done."""
         self._moving = MovingBlocks(parts.movers, exchange, self._report)
         self._legs = Legs(parts, exchange, plan, self.life, self._moving)
         self._next: Callable[[], Awaitable[web.StreamResponse | None]] = self._legs.give_up
         """The leg, or what comes instead of one, that the machine asked for last."""
-        self._stepped = asyncio.Event()
+        self._stepped: asyncio.Event | None = None
+        """Set by each step, for a request that waits for blocks."""
         self._timer: asyncio.TimerHandle | None = None
         self._suspicion: bytes | None = None
         """Digest of the prompt while it runs as one after which an engine died."""
@@ -491,10 +491,11 @@ class RequestRun(Executor):
                 self._exchange.record.stepped(event, self.life.stage.value, found)
                 for action in found:
                     self.methods[type(action)](self, action)
-                self._events.popleft()
+                del self._events[0]
         finally:
             self._events.clear()
-            self._stepped.set()
+            if self._stepped is not None:
+                self._stepped.set()
             self._turn.look()
 
     def _start_prefill(self, action: actions.StartPrefill) -> None:
@@ -512,9 +513,10 @@ class RequestRun(Executor):
 
     async def _await_leg(self) -> None:
         """Wait until the machine names a leg."""
+        self._stepped = stepped = asyncio.Event()
         while self._next == self._await_leg:
-            self._stepped.clear()
-            await self._stepped.wait()
+            stepped.clear()
+            await stepped.wait()
 
     def _start_decode(self, action: actions.StartDecode) -> None:
         self._next = partial(self._legs.decode, self._engine(action))

@@ -76,8 +76,10 @@ class PlainTokenizer:
         **variables: Any,
     ) -> str:
         """Text of a chat; ValueError without a template, and whatever the template raises."""
-        if self._template is None or tokenize or not messages:
-            raise ValueError("there is no chat template, or no message")
+        if self._template is None:
+            raise ValueError("the model's chat_template is not set")
+        if tokenize or not messages:
+            raise ValueError("a text of at least one message can be asked for")
         if not all(isinstance(each, dict) for each in documents or ()):
             raise TypeError("documents has to be a list of objects")
         variables |= {"tools": tools, "documents": documents}

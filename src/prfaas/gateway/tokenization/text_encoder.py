@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import random
+import re
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -42,6 +43,7 @@ MARGIN = 2
 """Text that is cut at any place may have other tokens than the whole, near the cuts; twice as many
 as are allowed are too many in any case."""
 _DIGITS = "0123456789"
+_DIGIT = re.compile("[0-9]")
 _LOCAL_NORMALIZERS = frozenset(
     {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer"}
 )
@@ -102,7 +104,9 @@ class Bounds:
 def bounds_of(tokenizer: Any) -> Bounds:
     """Bounds for a tokenizer of `transformers`."""
     tokens = tokenizer.get_vocab()
-    digits = max((sum(map(token.count, _DIGITS)) for token in tokens), default=0)
+    digits = max(
+        (sum(map(token.count, _DIGITS)) for token in filter(_DIGIT.search, tokens)), default=0
+    )
     core = getattr(tokenizer, "backend_tokenizer", None)
     known = core is not None and keeps_digits(core)
     return Bounds(max(map(len, tokens), default=1), digits if known else 0)
@@ -112,8 +116,8 @@ def keeps_digits(core: Any) -> bool:
     """Return True if every ASCII digit of a text is in one of the tokens of a `Tokenizer`."""
     if type(core.model).__name__ != "BPE":
         return False
-    vocabulary = core.get_vocab(with_added_tokens=False)
-    return set(_DIGITS) <= vocabulary.keys() and _spares_digits(_state(core.normalizer))
+    has_all = all(core.model.token_to_id(digit) is not None for digit in _DIGITS)
+    return has_all and _spares_digits(_state(core.normalizer))
 
 
 def check_length(text: str, encode: Callable[[str], Sequence[int]], tokens_max: int) -> None:
