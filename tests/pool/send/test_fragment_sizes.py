@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from prfaas.pool.net.link_end import SEND_LIMITS
-from prfaas.pool.send.data_sender import FRAGMENT_BYTES_LARGEST, fragment_bytes
+from prfaas.core.facts import FactStream
+from prfaas.core.transfer.sender import Sender
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.net.io_thread import IoThread
+from prfaas.pool.net.link_end import SEND_LIMITS, Destination, LinkEnd
+from prfaas.pool.send.data_sender import (
+    FRAGMENT_BYTES_LARGEST,
+    SendQueue,
+    backlog_bytes,
+    fragment_bytes,
+)
+from prfaas.pool.send.link_control import LinkControl
+from prfaas.wire.sockets import TcpInfo
 
 MS, KIB = 1_000_000, 1 << 10
 
@@ -33,3 +47,48 @@ def test_no_fragment_is_outside_of_its_limits() -> None:
         for rtt_ns in (0, 10**6, 10**10):
             size = fragment_bytes(bytes_per_s, rtt_ns)
             assert SEND_LIMITS.fragment_bytes_min <= size <= FRAGMENT_BYTES_LARGEST
+
+
+@pytest.mark.parametrize(
+    ("num_connections", "rtt_ms", "backlog_ms"), [(4, 40, 17), (6, 100, 26), (8, 200, 68)]
+)
+def test_an_urgent_block_waits_for_two_short_fragments_or_a_long_one(
+    num_connections: int, rtt_ms: int, backlog_ms: int
+) -> None:
+    bytes_per_s = 10**9 // 8 // num_connections
+    backlog = backlog_bytes(bytes_per_s, rtt_ms * MS)
+    assert backlog_ms - 1 < backlog / bytes_per_s * 1e3 <= backlog_ms
+    assert backlog >= fragment_bytes(bytes_per_s, rtt_ms * MS)
+
+
+class Tuned:
+    """Data connections that are told what the path carries."""
+
+    num_open = 4
+
+    def __init__(self) -> None:
+        self.bits_per_s: list[int] = []
+        self.sent_bytes = 0
+
+    def tcp_infos(self) -> list[TcpInfo]:
+        return [TcpInfo(40 * MS, 10, 0, self.sent_bytes, 0)]
+
+    def tune(self, _num: int, _pacing: int, bits_per_s: int, _rtt_ns: int) -> None:
+        self.bits_per_s.append(bits_per_s)
+
+    def restart_control(self, *, is_one: bool) -> None: ...
+
+
+def test_a_host_that_is_short_of_cpu_does_not_cut_smaller_fragments() -> None:
+    """They would cost more of the CPU for each byte, and the link would carry ever less."""
+    budget, carried = 930_000_000, 60_000_000
+    end = LinkEnd("prfaas-pool", "epoch", IoThread(), PoolMetrics())
+    coding: Any = SimpleNamespace(sample=lambda *_: None, ratio=1.0)
+    to = Destination("pd-pool", ("", 0), budget)
+    control = LinkControl(end, to, Sender("pd-pool", 0), SendQueue(), coding, FactStream())
+    senders: Any = Tuned()
+    for step in range(10):
+        senders.sent_bytes += carried // 8 // 20
+        control._sample(senders, 10**9 + step * 50 * MS, 10**6, 0)
+    assert senders.bits_per_s
+    assert set(senders.bits_per_s) == {budget}

@@ -322,7 +322,7 @@ class DataSenders:
         self._slots: list[_Slot] = []
         self._connections: list[DataConnection] = []
         self._is_closed = False
-        self._fragment_bytes = FRAGMENT_BYTES
+        self._fragment_bytes, self._backlog_bytes = FRAGMENT_BYTES, 2 * FRAGMENT_BYTES
         self._num_renewed = 0
         queue.on_more = self._more
 
@@ -361,7 +361,7 @@ class DataSenders:
         Args:
             num_connections: How many there should be; none is closed that is open.
             pacing_bits_per_s: What all together may send; 0 is no limit.
-            bits_per_s: Throughput of the link; 0 is unknown.
+            bits_per_s: What the path takes of the link, for the size of fragments; 0 is unknown.
             rtt_ns: Round trip of the path.
         """
         self._io.call(self._tune, num_connections, pacing_bits_per_s, bits_per_s, rtt_ns)
@@ -390,7 +390,9 @@ class DataSenders:
         self._pacing_bits_per_s = pacing_bits_per_s
         if bits_per_s:
             share = bits_per_s // 8 // min(self._num_wanted, self._num_max or self._num_wanted)
-            self._fragment_bytes = fragment_bytes(share, rtt_ns, self._limits.fragment_bytes_min)
+            least = self._limits.fragment_bytes_min
+            self._fragment_bytes = fragment_bytes(share, rtt_ns, least)
+            self._backlog_bytes = backlog_bytes(share, rtt_ns, least)
             with self._queue as queue:
                 queue.fragment_bytes = _expanded(self._fragment_bytes, self._coding.expansion)
         self._fit()
@@ -520,7 +522,7 @@ class DataSenders:
     def _fit(self) -> None:
         connections = list(self._connections)
         share = share_of(self._pacing_bits_per_s, len(connections))
-        fitted = share, 2 * self._fragment_bytes
+        fitted = share, self._backlog_bytes
         for connection in connections:
             if connection.fitted != fitted:
                 connection.fitted = fitted
@@ -549,3 +551,19 @@ def fragment_bytes(
     lasts_ns = max(FRAGMENT_NS, round(rtt_ns * FRAGMENT_ROUND_TRIPS))
     wanted = 1 << max(0, bytes_per_s * lasts_ns // NS_PER_S - 1).bit_length()
     return max(bytes_min, min(FRAGMENT_BYTES_LARGEST, wanted))
+
+
+def backlog_bytes(
+    bytes_per_s: int, rtt_ns: int, bytes_min: int = SEND_LIMITS.fragment_bytes_min
+) -> int:
+    """Return what a socket holds beyond its congestion window; an urgent block waits for it.
+
+    The kernel asks for more when half of it is left, which has to last until the lane runs; on far
+    paths half a fragment lasts so long.
+
+    Args:
+        bytes_per_s: Throughput of the connection.
+        rtt_ns: Round trip of the path.
+    """
+    fragment = fragment_bytes(bytes_per_s, rtt_ns, bytes_min)
+    return max(fragment, 2 * fragment_bytes(bytes_per_s, 0, bytes_min))

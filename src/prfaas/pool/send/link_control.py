@@ -323,4 +323,6 @@ class LinkControl:
             if pace.restart or pace.renew:
                 senders.restart_control(is_one=not pace.restart)
             paced = round(pace.bits_per_s * self._pacer.slack)
-            senders.tune(wanted, paced, rate, meter.path_rtt_ns)
+            # Not by what is sent: smaller fragments cost more of the CPU for each byte, and a host
+            # that is short of it would send ever less.
+            senders.tune(wanted, paced, max(rate, pace.bits_per_s), meter.path_rtt_ns)
