@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="only these")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as local:
-        scale = 0.1 if options.fast else 1.0
+        scale = 0.1 if options.quick else 1.0
         others = peers(options.routers, options.dynamo)
         found = asyncio.run(bench(Path(local), others, scale, options.runs))
     print(table(found))
