@@ -19,6 +19,7 @@ CHAT_TEMPLATE = (
 )
 VOCABULARY = 16_000
 TURN_TOKENS = 2000
+TOKENS_MAX = 1_000_000
 
 
 def make_checkpoint(directory: Path) -> None:
@@ -41,7 +42,9 @@ def make_checkpoint(directory: Path) -> None:
     ]
     core.train([name for name in files if name.endswith((".md", ".py"))], trainer)
     core.add_special_tokens([AddedToken(m, special=True, normalized=False) for m in MARKERS])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=MARKERS[2])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token=MARKERS[2], model_max_length=TOKENS_MAX
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(directory)
     config = {"model_type": "llama", "vocab_size": len(tokenizer)}

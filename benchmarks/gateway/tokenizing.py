@@ -5,9 +5,9 @@
 The vocabulary is Tekken's, which comes with `mistral_common`. Prompts are chats of this
 repository's code and documents. Each round takes a new chat, sends it once more with another last
 tenth ("nine tenths known"), and that once more as it is ("all known"). A cold thread has tokenised
-nothing before, a warm one has served the rounds before. The last rows are the new chat's tokens by
-`tokenizers`, which serves the models that `fastokens` does not, by `fastokens` with most words
-seen before, and its hashes alone. Prints medians.
+nothing before, a warm one has served the rounds before. What is known is not made again. The last
+rows are the new chat's tokens by `tokenizers`, which serves the models that `fastokens` does not,
+by `fastokens` with most words seen before, and its hashes alone. Prints medians.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
-from prfaas.gateway.tokenization.text_encoder import Encoder, FastTokenizer, Naming
+from prfaas.gateway.tokenization.known_prefixes import Naming
+from prfaas.gateway.tokenization.text_encoder import Encoder, FastTokenizer
 
 ROOT = Path(__file__).parents[2]
 MARKERS = ("<|im_start|>", "<|im_end|>")
@@ -81,7 +82,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     tokenizer = tekken()
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(tokenizer, 3 * MARKERS[0])
     groups = (CacheGroup(0, GroupKind.FULL_ATTENTION, options.block, 1),)
     naming = Naming("salt", Layout(bytes(32), options.block, "0", groups))
     spent: dict[str, list[float]] = defaultdict(list)

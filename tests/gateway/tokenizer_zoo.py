@@ -35,6 +35,29 @@ DEEPSEEK = (
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 MARKERS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+PIECES = (
+    *MARKERS,
+    *("the", "cat", "mat", "Foo", "BAR", "it's", "1", "12345", "Ωσ", "ß", "ﬁ", "ing", "x", "İ"),
+    *(" ", " ", "  ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\x1c", "\u200d", "▁", "Ġ"),
+    *(".", ",", "'", "!?", "<", "|", ">", "<|", "|>", "/", "(", "“", "_", "-"),
+    *(
+        "e\u0301",
+        "\u0301",
+        "\u0308",
+        "é",
+        "你好",
+        "。",
+        "東京",
+        "한",
+        "\u1100",
+        "👩‍👧",
+        "\U0001f600",
+        "ा",
+        "ด",
+    ),
+    *("<mask>", "<end>", "[UNK]", "<unk>", "the cat sat", "Foo bar"),
+)
+"""Parts of texts that tokenizers disagree about."""
 CORPUS = [
     "The cat sat on the mat, and that's what they've said 12,345 times.\n\nIs it so? Yes: it is.\n",
     "def main(argument):\n    return [argument, 'text']  # the comment\n\n\nclass Thing:\n\tpass\n",

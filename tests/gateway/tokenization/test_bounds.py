@@ -8,11 +8,11 @@ from typing import cast
 import pytest
 
 from prfaas.errors import RequestError
+from prfaas.gateway.tokenization.known_prefixes import Naming
 from prfaas.gateway.tokenization.text_encoder import (
     CHUNK_CHARS,
     Encoder,
     FastTokenizer,
-    Naming,
     TooLongError,
     bounds_of,
 )

@@ -17,33 +17,12 @@ from transformers import PreTrainedTokenizerFast
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.naming.page_chain import page_chain
-from prfaas.gateway.tokenization.text_encoder import Encoder, FastTokenizer, Naming
-from tests.gateway.tokenizer_zoo import MARKERS, ZOO, tokenizer
+from prfaas.gateway.tokenization.known_prefixes import Naming
+from prfaas.gateway.tokenization.text_encoder import Encoder, FastTokenizer
+from tests.gateway.tokenizer_zoo import MARKERS, PIECES, ZOO, tokenizer
 
 LAYOUT = Layout(b"L" * 32, 4, "7", (CacheGroup(0, GroupKind.FULL_ATTENTION, 4, 64),))
 NAMING = Naming("salt", LAYOUT)
-PIECES = (
-    *MARKERS,
-    *("the", "cat", "mat", "Foo", "BAR", "it's", "1", "12345", "Ωσ", "ß", "ﬁ", "ing", "x", "İ"),
-    *(" ", " ", "  ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\x1c", "\u200d", "▁", "Ġ"),
-    *(".", ",", "'", "!?", "<", "|", ">", "<|", "|>", "/", "(", "“", "_", "-"),
-    *(
-        "e\u0301",
-        "\u0301",
-        "\u0308",
-        "é",
-        "你好",
-        "。",
-        "東京",
-        "한",
-        "\u1100",
-        "👩‍👧",
-        "\U0001f600",
-        "ा",
-        "ด",
-    ),
-    *("<mask>", "<end>", "[UNK]", "<unk>", "the cat sat", "Foo bar"),
-)
 texts = st.lists(st.sampled_from(PIECES) | st.characters(codec="utf-8"), max_size=40).map("".join)
 many = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -19,7 +19,8 @@ GROWTH_MIB_MAX = 100
 _MEASURE = f"""
 import random, sys
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
-from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
+from prfaas.gateway.tokenization.known_prefixes import Naming
+from prfaas.gateway.tokenization.text_encoder import Encoder
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 

@@ -9,12 +9,12 @@ import pytest
 from fastokens import Tokenizer
 
 from prfaas.gateway.tokenization import text_encoder
+from prfaas.gateway.tokenization.known_prefixes import Naming
 from prfaas.gateway.tokenization.text_encoder import (
     COMPARED_CHARS,
     COMPARED_EACH,
     Encoder,
     FastTokenizer,
-    Naming,
 )
 from tests.gateway.tokenizer_zoo import ZOO, bpe, by_rules, tokenizer
 

@@ -13,10 +13,10 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from prfaas.gateway.tokenization.known_prefixes import Naming
 from prfaas.gateway.tokenization.text_encoder import (
     Encoder,
     FastTokenizer,
-    Naming,
     forget_words,
     keeps_words_by_thread,
 )

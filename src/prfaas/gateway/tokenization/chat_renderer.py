@@ -113,20 +113,28 @@ def template_variables(body: JsonObject) -> JsonObject:
     return variables
 
 
-def try_template(tokenizer: Any) -> None:
-    """Render one message, so that what is missing is found now and not by the first client;
-    ConfigError if a package that templates need is not installed."""
+def try_template(tokenizer: Any) -> str:
+    """Render three messages, so that what is missing is found now and not by the first client.
+
+    Returns:
+        The text; empty if the template fails or is missing.
+
+    Raises:
+        ConfigError: A package that templates need is not installed.
+    """
     if tokenizer.chat_template is None:
         _log.warning("the model has no chat template: /v1/chat/completions answers 400")
-        return
-    message: JsonObject = {"role": "user", "content": "."}
+        return ""
+    roles = ("user", "assistant", "user")
+    messages: list[JsonObject] = [{"role": role, "content": "."} for role in roles]
     try:
-        tokenizer.apply_chat_template([message], tokenize=False)
+        return str(tokenizer.apply_chat_template(messages, tokenize=False))
     except ImportError as error:
         said = f"chats cannot be rendered: {error}; install it beside prfaas"
         raise ConfigError(said) from None
     except Exception as error:
-        _log.warning("the model's chat template fails with one message of a user: %s", error)
+        _log.warning("the model's chat template fails with messages of text: %s", error)
+        return ""
 
 
 REFUSED = "refused"

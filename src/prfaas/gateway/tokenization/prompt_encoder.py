@@ -26,10 +26,10 @@ from prfaas.gateway.openai.fields import bad
 from prfaas.gateway.openai.requests import Api, ClientRequest
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tokenization.chat_renderer import ChatRenderer, try_template
+from prfaas.gateway.tokenization.known_prefixes import Naming
 from prfaas.gateway.tokenization.plain_tokenizer import plain_tokenizer
 from prfaas.gateway.tokenization.text_encoder import (
     Encoder,
-    Naming,
     TooLongError,
     bounds_of,
     pieces,
@@ -222,9 +222,9 @@ class PromptMaker:
 
     def __init__(self, path: str, *, is_shared: bool = True) -> None:
         self._tokenizer, self.vocab_size = _load(path)
-        try_template(self._tokenizer)
+        chat = try_template(self._tokenizer)
         self._bounds = bounds_of(self._tokenizer)
-        self._encoder = Encoder(self._tokenizer)
+        self._encoder = Encoder(self._tokenizer, chat)
         self.renderer = ChatRenderer(self._tokenizer)
         self.chat_ids: Callable[[ClientRequest], Awaitable[list[int] | None]] = _own_chats
         """Returns the token ids of a chat that engines render otherwise; see `EngineRendering`."""
@@ -288,7 +288,8 @@ class PromptMaker:
         salt = tenant.salt_for(client.user, quality, client.cache_salt)
         is_chat = client.api is Api.CHAT and client.is_exact
         chat_ids = await self.chat_ids(client) if is_chat else None
-        work = partial(self._make, client, salt, layout, max_model_len, chat_ids)
+        naming = Naming(salt, layout if len(client.prompts) <= 1 else None, tenant.name)
+        work = partial(self._make, client, naming, max_model_len, chat_ids)
         charge: Callable[[Future[EncodedPrompt]], None] | None = None
         if is_charged:
             charge = partial(_charge, tenant.quota, _num_made)
@@ -308,12 +309,10 @@ class PromptMaker:
     def _make(
         self,
         client: ClientRequest,
-        cache_salt: str,
-        layout: Layout | None,
+        naming: Naming,
         max_model_len: int,
         chat_ids: list[int] | None,
     ) -> EncodedPrompt:
-        naming = Naming(cache_salt, layout if len(client.prompts) <= 1 else None)
         if client.api is Api.CHAT:
             special = bool(client.body.get("add_special_tokens"))
             prompts: list[str | list[int]] = [chat_ids or self.renderer.render(client)]
@@ -340,7 +339,7 @@ class PromptMaker:
         sequences, hashes = [ids for ids, _ in made], made[0][1]
         if not all(sequences):
             raise bad("the prompt has no tokens; at least 1 is needed")
-        return EncodedPrompt(sequences, hashes, cache_salt)
+        return EncodedPrompt(sequences, hashes, naming.cache_salt)
 
     def _one(
         self, prompt: str | list[int], special: bool, naming: Naming, tokens_max: int

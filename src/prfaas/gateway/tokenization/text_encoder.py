@@ -25,10 +25,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from prfaas.core.kv.blocks import Layout
-from prfaas.core.kv.naming.prompt_names import prompt_hashes
+import numpy as np
+
 from prfaas.gateway.http.json_codec import JsonObject, as_object
 from prfaas.gateway.openai.fields import bad
+from prfaas.gateway.tokenization.known_prefixes import SPAN_CHARS, KnownPrefixes, Naming, marker_of
+from prfaas.logs import log_event
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +94,8 @@ class Bounds:
         digits_max = tokens_max * self.digits_per_token
         if not digits_max or len(text) <= digits_max:
             return
-        num_digits = sum(map(text.count, _DIGITS))
+        codes = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+        num_digits = int(np.count_nonzero(codes - ord("0") < len(_DIGITS)))
         if num_digits > digits_max:
             raise bad(
                 f"the prompt has {num_digits} digits; the limit of {tokens_max} tokens is at most "
@@ -199,6 +202,8 @@ def _isolated(step: JsonObject) -> object:
     return as_object(step.get("pattern")).get("Regex") if keeps else None
 
 
+CHECKED_EACH = 64
+"""One of so many texts whose beginning is known is encoded as a whole."""
 COMPARED_EACH = 16
 """A part of one text of so many is encoded by both."""
 COMPARED_CHARS = 2048
@@ -301,39 +306,32 @@ def _probes(markers: list[str]) -> Iterable[str]:
         yield f"{marker}{text}{marker} {marker}{marker}\n{broken} x{marker}x"
 
 
-@dataclass(frozen=True, slots=True)
-class Naming:
-    """The names of a prompt's blocks.
-
-    Attributes:
-        layout: What to hash for; None for no hashes.
-    """
-
-    cache_salt: str
-    layout: Layout | None = None
-
-    def hashes(self, token_ids: Sequence[int]) -> list[bytes]:
-        """Hashes of all whole blocks."""
-        return prompt_hashes(self.layout, token_ids, self.cache_salt) if self.layout else []
-
-
 class Encoder:
-    """Encodes exactly as a tokenizer does, and keeps nothing of a text. Threads may share it.
+    """Encodes exactly as a tokenizer does. Threads may share it.
+
+    Of a text it keeps, for its tenant and salt, the tokens and hashes of what another one may begin
+    with (`KnownPrefixes`). One of `CHECKED_EACH` texts that begin so is encoded as a whole as well,
+    and if that differs, nothing is kept any more.
 
     Args:
         tokenizer: A tokenizer of `transformers`; nobody else may encode with it.
+        chat: Messages by the model's template, whose marker texts are cut at; "" for none.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, chat: str = "") -> None:
         self._tokenizer = tokenizer
         self._one_at_a_time = threading.Lock()
         self._fast: FastTokenizer | None = None
+        self.known: KnownPrefixes | None = None
+        self._numbers = itertools.count(1)
         if (core := getattr(tokenizer, "backend_tokenizer", None)) is not None:
             drop_word_cache(core)
             core.no_truncation()
             core.no_padding()
             core.encode_special_tokens = bool(tokenizer.split_special_tokens)
             self._fast = FastTokenizer(core)
+            if (marker := marker_of(core, chat)) is not None:
+                self.known = KnownPrefixes(marker)
 
     def encode(
         self, text: str, special: bool, naming: Naming, tokens_max: int | None = None
@@ -348,12 +346,33 @@ class Encoder:
         ids = partial(self._fast or self._slowly, special=special)
         if tokens_max is not None:
             check_length(text, ids, tokens_max)
-        token_ids = ids(text)
+        if self.known is None or special or len(text) < SPAN_CHARS:
+            token_ids = ids(text)
+            hashes = naming.hashes(token_ids)
+        else:
+            token_ids, hashes = self._continued(self.known, text, naming)
         if tokens_max is not None and len(token_ids) > tokens_max:
             raise TooLongError(len(token_ids))
-        return token_ids, naming.hashes(token_ids)
+        return token_ids, hashes
 
-    def _slowly(self, text: str, special: bool) -> array[int]:
+    def _continued(
+        self, known: KnownPrefixes, text: str, naming: Naming
+    ) -> tuple[array[int], list[bytes]]:
+        """Tokens and hashes of a text, of which what is known is not made again."""
+        ids = self._fast or self._slowly
+        begun = known.find(text, naming)
+        token_ids = begun.token_ids + ids(text[begun.end :])
+        hashes = naming.hashes(token_ids, begun.hashes)
+        if begun.num_known and next(self._numbers) % CHECKED_EACH == 0:
+            whole = ids(text)
+            if whole != token_ids or naming.hashes(whole) != hashes:
+                self.known = None
+                log_event(_log, logging.ERROR, "known_prefix_differs", tokens=len(whole))
+                return whole, naming.hashes(whole)
+        known.keep(text, naming, begun, token_ids, hashes)
+        return token_ids, hashes
+
+    def _slowly(self, text: str, special: bool = False) -> array[int]:
         """Tokens of a tokenizer that is written in Python."""
         with self._one_at_a_time:
             ids = array("I", self._tokenizer.encode(text, add_special_tokens=special))

@@ -22,6 +22,7 @@ def page_chain(
     tokens_per_page: int,
     cache_salt: str | None,
     extra_key: str | None = None,
+    parent: bytes = b"",
 ) -> list[bytes]:
     """Hashes of the whole pages of a prompt: each covers all tokens up to its end.
 
@@ -30,6 +31,7 @@ def page_chain(
         tokens_per_page: Tokens of a page; a trailing part of a page gets no hash.
         cache_salt: Secret of the tenant; None for none, which differs from an empty one.
         extra_key: SGLang's `extra_key` of the request; None for none.
+        parent: Last hash of the chain that these tokens continue; empty at the start of a prompt.
 
     Returns:
         One 32-byte hash a page.
@@ -41,7 +43,7 @@ def page_chain(
     count = len(token_ids) // tokens_per_page
     ids = np.frombuffer(array("I", token_ids[: count * tokens_per_page]), dtype=np.uint32)
     words, size = ids.astype("<u4", copy=False).tobytes(), tokens_per_page * _TOKEN_BYTES
-    parent = namespace_seed(extra_key, cache_salt)
+    parent = parent or namespace_seed(extra_key, cache_salt)
     hashes: list[bytes] = []
     for start in range(0, count * size, size):
         parent = hashlib.sha256(parent + words[start : start + size]).digest()
