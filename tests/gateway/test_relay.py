@@ -164,7 +164,7 @@ async def test_the_answer_is_that_of_one_engine(
     num_events = len(speech.lines(body | {"prompt": speech.prompt})) - 1
     # A leg that is stopped does not report what it found: its route counted on nothing.
     expected[1]["prompt_tokens_details"]["cached_tokens"] = 0
-    for number in range(1, num_events):
+    for number in range(1 + STOPS.index(extra) % 3, num_events, 3):
         relay = Relay(slow, speech, number)
         asking = asyncio.create_task(ask(slow, body))
         await relay.told()

@@ -18,11 +18,7 @@ def test_an_instance_relays_if_it_has_nothing_to_prefill() -> None:
     assert not requests.begin_relay(1, PROMPT * MS), "the second prompt would be delayed"
     requests.prefilled(2, 2 * PROMPT * MS)
     assert requests.begin_relay(1, 2 * PROMPT * MS)
-    assert not requests.begin_relay(1, 2 * PROMPT * MS), "once is enough"
-    made.validate()
-    requests.end_relay(1)
-    requests.end_relay(1)
-    assert not +requests.instances.num_relaying
+    assert requests.instances.relays == {1: "r"}
     made.validate()
 
 
@@ -37,8 +33,8 @@ def test_relays_have_a_limit_and_end_with_their_requests() -> None:
     now_ns = (RELAYS_MAX + 1) * PROMPT * MS
     assert [requests.begin_relay(n, now_ns) for n in numbers] == [True] * RELAYS_MAX + [False]
     requests.fall_back(0, now_ns)
-    assert requests.instances.num_relaying["r"] == RELAYS_MAX - 1
+    assert len(requests.instances.relays) == RELAYS_MAX - 1
     for number in numbers:
         requests.end(number, now_ns)
-    assert not +requests.instances.num_relaying
+    assert not requests.instances.relays
     made.validate()

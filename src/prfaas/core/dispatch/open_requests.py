@@ -49,8 +49,6 @@ class _Open(MutableRecord):
     """Its prediction, until decode can begin or until it leaves the predicted path."""
     streams: bool = False
     """Its first token has come."""
-    relays: bool = False
-    """The instance that prefilled goes on with its answer."""
     has_left: bool = False
     """It takes another route than the one that was predicted when it was admitted."""
     looked_up_at_ns: int = 0
@@ -74,7 +72,7 @@ class InstanceBooks:
         """Time that decode instances have for prefills."""
         self.num_streaming = dict.fromkeys(self._stage_of, 0)
         """Requests whose tokens an instance that prefills as well is streaming."""
-        self.num_relaying = Counter[str]()
+        self.relays: dict[int, str] = {}
         """Answers that an instance which prefilled goes on with, until their blocks have come."""
 
     def add(self, member: ClusterMember, decode: str = "") -> None:
@@ -105,6 +103,15 @@ class InstanceBooks:
         elif self._decode is not None:
             self._decode.set_ready(name, ready=ready)
             self._lanes.set_ready(name, ready=ready, now_ns=now_ns)
+
+    def begin_relay(self, request_id: int, name: str, now_ns: int) -> bool:
+        """An instance goes on with an answer after its prompt; returns False, and nothing changes,
+        if it has prompts that this would delay, or enough answers."""
+        book = self.book_of[name]
+        is_idle = not book.num_jobs(name) and not book.wait_ns(name, now_ns)
+        if is_idle and list(self.relays.values()).count(name) < RELAYS_MAX:
+            self.relays[request_id] = name
+        return request_id in self.relays
 
     def wait_ns(self, name: str, now_ns: int) -> int | None:
         """Predicted wait of a prefill that is sent to an instance now; None is unknown."""
@@ -318,28 +325,11 @@ class OpenRequests:
         return self._end_prefill(request_id, entry, now_ns)
 
     def begin_relay(self, request_id: int, now_ns: int) -> bool:
-        """The instance that prefilled a request goes on with its answer.
-
-        Returns:
-            False, and nothing changes, if it has prompts that this would delay, or enough answers.
-        """
+        """The instance that prefilled a request goes on with its answer; False if it is busy."""
         entry = self._entries.get(request_id)
-        if entry is None or entry.prefilling or entry.relays:
+        if entry is None or entry.prefilling:
             return False
-        name, relaying = entry.routed.prefill, self.instances.num_relaying
-        book = self._book_of[name]
-        if book.num_jobs(name) or book.wait_ns(name, now_ns) or relaying[name] >= RELAYS_MAX:
-            return False
-        relaying[name] += 1
-        entry.relays = True
-        return True
-
-    def end_relay(self, request_id: int) -> None:
-        """The instance that prefilled a request has left its answer to decode."""
-        entry = self._entries.get(request_id)
-        if entry is not None and entry.relays:
-            entry.relays = False
-            self.instances.num_relaying[entry.routed.prefill] -= 1
+        return self.instances.begin_relay(request_id, entry.routed.prefill, now_ns)
 
     def begun(self, request_id: int, now_ns: int, *, is_streamed: bool) -> int | None:
         """The instance that decodes has begun to answer, with a first token if it streams; returns
@@ -425,7 +415,7 @@ class OpenRequests:
         if entry is not None:
             entry.expected, entry.has_left = None, True
             self._decode_flow.end(request_id, now_ns)
-            self.end_relay(request_id)
+            self.instances.relays.pop(request_id, None)
         self._times.drop(request_id)
         if entry is None or (self.decode_book is None and not entry.routed.source):
             return
@@ -480,7 +470,7 @@ class OpenRequests:
         if entry.promised:
             self.transfer_over(request_id, now_ns)
         self._rooms.give_back(request_id)
-        self.end_relay(request_id)
+        self.instances.relays.pop(request_id, None)
         del self._entries[request_id]
         self._decode_flow.end(request_id, now_ns)
         if self._times.observes:
@@ -497,10 +487,8 @@ class OpenRequests:
     def validate(self) -> None:
         """Check what has to hold between two calls (`hold`)."""
         promised, streaming, decoding = Counter[Link](), Counter[str](), Counter[str]()
-        booked, relaying = Counter[str](), Counter[str]()
+        booked = Counter[str]()
         for entry in self._entries.values():
-            if entry.relays:
-                relaying[entry.routed.prefill] += 1
             for link, num_bytes in entry.promised:
                 promised[link] += num_bytes
             if entry.prefilling:
@@ -514,7 +502,7 @@ class OpenRequests:
                 link.book.promised_bytes >= promised[link] for link in self._routes.links
             ),
             streams_are_those_of_requests=streaming == Counter(self.instances.num_streaming),
-            relays_are_those_of_requests=relaying == +self.instances.num_relaying,
+            relays_are_those_of_requests=self.instances.relays.keys() <= self._entries.keys(),
             decoding_requests_are_counted=all(
                 count(name) == num for name, num in decoding.items() if name
             ),

@@ -170,7 +170,7 @@ class DispatcherBooks(ABC):
 
     def end_relay(self, number: int) -> None:
         """It does so no more."""
-        self.dispatcher.requests.end_relay(number)
+        self.dispatcher.requests.instances.relays.pop(number, None)
 
     def handed_over(self, number: int, now_ns: int) -> None:
         """All blocks of a request are where it is decoded."""

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from prfaas.core.dispatch.types import Routed
-from prfaas.core.request.relay import STEP_NS
 from prfaas.core.resilience.budgets import HEDGES, RETRIES, Budget
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.units import NS_PER_S
 
+STEP_NS = NS_PER_S // 40
+"""Time of a decode step where nobody knows it."""
 PREFILL_TIMEOUT_NS = 60 * NS_PER_S
 """Default time limit of a prefill leg."""
 

@@ -30,6 +30,7 @@ from prfaas.core.request.events import (
 )
 from prfaas.core.request.fleet import SharedState
 from prfaas.core.request.machine import RequestLife, Route
+from prfaas.core.request.relay import RelayingLife
 from prfaas.core.request.states import Stage
 from prfaas.core.request.watch import Timeout
 
@@ -93,5 +94,7 @@ class HeldLife(RequestLife):
 
 
 def life_of(route: Route, fleet: SharedState) -> RequestLife:
-    """Return the life of a request, by whether its engines wait for blocks."""
-    return HeldLife(route, fleet) if route.holds else RequestLife(route, fleet)
+    """Return the life of a request, by whether its engines wait for blocks, and may relay."""
+    if route.holds:
+        return HeldLife(route, fleet)
+    return RelayingLife(route, fleet) if route.relay_max else RequestLife(route, fleet)

@@ -42,7 +42,6 @@ from prfaas.core.request.events import (
     Woke,
 )
 from prfaas.core.request.fleet import SharedState
-from prfaas.core.request.relay import relay_tokens
 from prfaas.core.request.states import TRANSITIONS, Stage
 from prfaas.core.request.watch import (
     AnswerWatch,
@@ -56,7 +55,6 @@ from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.resilience.late_routes import RemotePath
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.records import MutableRecord
-from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
 NOT_ASKED = "not_asked"
 """Outcome of a pull that no pool was asked for."""
@@ -85,8 +83,8 @@ _OF_PLACE = frozenset(
 """Reasons that another PrfaaS engine or link need not share."""
 # Names of a module are found in a third of the time of members of an enum, and actions without
 # fields are made once: the simulator leads thousands of requests a second through here.
-_ROUTED, _PREFILLING, _RELAYING = Stage.ROUTED, Stage.PREFILLING, Stage.RELAYING
-_DECODING, _STREAMING, _ENDED = Stage.DECODING, Stage.STREAMING, Stage.ENDED
+_ROUTED, _PREFILLING, _DECODING = Stage.ROUTED, Stage.PREFILLING, Stage.DECODING
+_STREAMING, _ENDED = Stage.STREAMING, Stage.ENDED
 _HAND_OFF, _PULL = Blocks.HAND_OFF, Blocks.PULL
 _START_PULL, _STOP_PREFILL = StartPull(), StopPrefill()
 _start_prefill, _start_decode = cache(StartPrefill), cache(StartDecode)
@@ -141,7 +139,6 @@ class RequestLife:
         "_legs_left",
         "_needs_alarm",
         "_prefills_left",
-        "_relay_asked_at_ns",
         "_suspects",
         "blocks",
         "decode",
@@ -173,8 +170,6 @@ class RequestLife:
         self._has_streamed = False
         self.is_begun = False
         """A prefill leg gave the first token."""
-        self._relay_asked_at_ns: int | None = None
-        """When the prefill leg was asked for further tokens; None if it was not."""
         self._suspects: list[str] = []
         """Engines that failed at it, by their fault or its own."""
 
@@ -246,33 +241,8 @@ class RequestLife:
         self.watches.append(PrefillWatch(self._fleet, route.number, local, now_ns))
         self.stage = _PREFILLING
         self._prefills_left -= 1
-        num_tokens = self._relay_tokens(hand_off, now_ns)
-        self._relay_asked_at_ns = now_ns if num_tokens else None
-        started = _start_prefill(route.prefill)
-        actions.append(started._replace(relay_tokens=num_tokens) if num_tokens else started)
+        actions.append(_start_prefill(route.prefill))
         return actions
-
-    def _relay_tokens(self, hand_off: Movement, now_ns: int) -> int:
-        """Tokens to ask a prefill leg for after the first one."""
-        route = self.route
-        if not route.relay_max or self.is_begun or route.holds or not hand_off.crosses_link:
-            return 0
-        return self._tokens_worth(hand_off, now_ns, 0)
-
-    def _tokens_worth(self, hand_off: Movement, now_ns: int, spent_ns: int) -> int:
-        """Tokens to relay, by the time that the link needs for what it has to carry; 0 if that does
-        not pay.
-
-        Args:
-            spent_ns: Time since the prefill began, in which blocks left as they were computed.
-        """
-        num_bytes = self._books.backlog_bytes(*hand_off.link, now_ns)
-        bits_per_s = self._books.link_bits_per_s(*hand_off.link, now_ns)
-        if num_bytes is None or bits_per_s is None:
-            return 0
-        ns_per_byte = BITS_PER_BYTE * NS_PER_S / max(bits_per_s, 1.0)
-        left_ns = max(num_bytes * ns_per_byte, self.route.num_bytes * ns_per_byte - spent_ns)
-        return relay_tokens(round(left_ns), self._fleet.limits.step_ns, self.route.relay_max)
 
     def _watch_route(self, blocks: Movement, local: str, now_ns: int) -> None:
         """Watch a route over a link, if its time was predicted."""
@@ -289,8 +259,6 @@ class RequestLife:
 
     def _prefilled(self, _event: AnyEvent, now_ns: int) -> list[AnyAction]:
         number, books = self.route.number, self._books
-        if self.stage is _RELAYING:
-            return self._end_relay(now_ns)
         books.prefilled(number, now_ns)
         hand_off = self.blocks.hand_off
         if hand_off is not None and not hand_off.crosses_link:
@@ -302,9 +270,6 @@ class RequestLife:
             self._suspects.append(self.route.prefill)
         died = self.route.prefill if failure.may_have_died else ""
         fallback = FellBack("prefill", failure.kind, failure.why)
-        if self.stage is _RELAYING:
-            # It has computed the prompt: what its pool has of the blocks still comes.
-            return [fallback, *self._end_relay(now_ns)]
         if failure.kind in _OF_REQUEST or failure.is_suspect:
             # Another engine would fail at it alike.
             self._prefills_left = 0
@@ -354,8 +319,7 @@ class RequestLife:
     def _first_token(self, _event: AnyEvent, now_ns: int) -> list[AnyAction]:
         if self.stage is _PREFILLING:
             self.is_begun = True
-            asked_at_ns = self._relay_asked_at_ns
-            return [] if asked_at_ns is None else self._relay(now_ns, now_ns - asked_at_ns)
+            return []
         self._books.begun(self.route.number, now_ns, is_streamed=True)
         # Engines that failed in the middle of an answer are judged by the rest of it.
         if self._suspects and not self._has_streamed:
@@ -364,24 +328,6 @@ class RequestLife:
         self.stage = _STREAMING
         self.watches.clear()
         return []
-
-    def _relay(self, now_ns: int, spent_ns: int) -> list[AnyAction]:
-        """Have the engine that prefilled go on until the blocks are there, if that pays now."""
-        books, limits, hand_off = self._books, self._fleet.limits, self.blocks.hand_off
-        books.prefilled(self.route.number, now_ns)
-        if hand_off is not None and hand_off.is_coming:
-            pays = self._tokens_worth(hand_off, now_ns, spent_ns) > 0
-            if pays and books.begin_relay(self.route.number, now_ns):
-                self.stage = _RELAYING
-                self.watches.append(Timeout(hand_off, now_ns + limits.transfer_timeout_ns))
-                self._needs_alarm = True
-                return []
-        return [_STOP_PREFILL, *self._start_decode(now_ns)]
-
-    def _end_relay(self, now_ns: int) -> list[AnyAction]:
-        """Decode goes on from the tokens so far."""
-        self._books.end_relay(self.route.number)
-        return self._start_decode(now_ns)
 
     # Blocks in transit
 
@@ -399,7 +345,7 @@ class RequestLife:
         if event.is_whole and which is _HAND_OFF and self.stage is _PREFILLING:
             self.watches.append(AnswerWatch(now_ns))
             self._needs_alarm = True
-        return self._check(which, now_ns) if blocks.fault or self.stage is _RELAYING else []
+        return self._check(which, now_ns) if blocks.fault else []
 
     def _pool_lost(self, event: PoolLost, now_ns: int) -> list[AnyAction]:
         blocks = self.blocks.get(event.blocks)
@@ -411,14 +357,10 @@ class RequestLife:
     def _check(self, which: Blocks, now_ns: int) -> list[AnyAction]:
         """Leave what would wait for blocks that cannot arrive any more."""
         blocks = self.blocks.open(which)
-        if blocks is None:
-            return []
-        if which is _HAND_OFF and self.stage is _RELAYING and not blocks.is_coming:
-            return [_STOP_PREFILL, *self._end_relay(now_ns)]
-        if not blocks.is_lost:
+        if blocks is None or not blocks.is_lost:
             return []
         if which is _PULL:
-            is_over = self.stage in (_RELAYING, _STREAMING)
+            is_over = self.stage is _STREAMING
             return [] if is_over else self._lose_pull(blocks.fault, now_ns)
         return self._stop_prefill(blocks.fault, now_ns) if self.stage is _PREFILLING else []
 
@@ -467,8 +409,6 @@ class RequestLife:
                 actions += self.blocks.abort(_HAND_OFF, "the blocks are late", now_ns)
                 self._books.fall_back(self.route.number, now_ns)
                 actions.append(FellBack("transfer", alarm, "the local path is sooner by now"))
-                if self.stage is _RELAYING:
-                    return [*actions, _STOP_PREFILL, *self._end_relay(now_ns)]
         return actions
 
     def _is_live(self, watch: Watch) -> bool:
@@ -539,7 +479,7 @@ class RequestLife:
         return [*self._stop(Outcome.FAILED, now_ns), Fail()]
 
     def _stop(self, outcome: Outcome, now_ns: int) -> list[AnyAction]:
-        runs = self.stage in (_PREFILLING, _RELAYING)
+        runs = self.stage in (_PREFILLING, Stage.RELAYING)
         actions: list[AnyAction] = [_STOP_PREFILL] if runs else []
         actions += self.blocks.abort_all("the request ended early", now_ns)
         self._end(outcome, now_ns)

@@ -10,10 +10,15 @@ the prompt, between the first token and the second.
 
 from __future__ import annotations
 
-from prfaas.units import NS_PER_MS
+from prfaas.core.request.actions import AnyAction, FellBack, StartPrefill, StopPrefill
+from prfaas.core.request.blocks import Movement
+from prfaas.core.request.events import AnyEvent, FirstToken, PrefillDone, PrefillFailed
+from prfaas.core.request.fleet import SharedState
+from prfaas.core.request.machine import RequestLife, Route
+from prfaas.core.request.states import Stage
+from prfaas.core.request.watch import Timeout
+from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
-STEP_NS = 25 * NS_PER_MS
-"""Time of a decode step where nobody knows it."""
 STEPS_MIN = 4
 """Decode steps within which blocks come soon: changing engines takes as long."""
 MARGIN = 4
@@ -32,3 +37,85 @@ def relay_tokens(left_ns: int, step_ns: int, tokens_max: int) -> int:
     if left_ns < STEPS_MIN * step_ns:
         return 0
     return min(tokens_max, MARGIN * left_ns // step_ns)
+
+
+class RelayingLife(RequestLife):
+    """A request whose first tokens the engine that prefills may make."""
+
+    __slots__ = ("_asked_at_ns",)
+
+    def __init__(self, route: Route, fleet: SharedState) -> None:
+        super().__init__(route, fleet)
+        self._asked_at_ns: int | None = None
+        """When the prefill leg was asked for tokens after the first; None if it was not."""
+
+    def step(self, event: AnyEvent, now_ns: int) -> list[AnyAction]:
+        """Take an event; see `RequestLife.step`."""
+        before = self.stage
+        if before is Stage.RELAYING:
+            if isinstance(event, PrefillDone):
+                return self._go_on(now_ns)
+            if isinstance(event, PrefillFailed):
+                return self._relay_failed(event, now_ns)
+        actions = super().step(event, now_ns)
+        if self.stage is Stage.RELAYING:
+            hand_off = self.blocks.hand_off
+            if hand_off is None or not hand_off.is_coming:
+                actions += [StopPrefill(), *self._go_on(now_ns)]
+        elif self.stage is Stage.PREFILLING:
+            if isinstance(event, FirstToken) and self._asked_at_ns is not None:
+                actions += self._begin_relay(now_ns, now_ns - self._asked_at_ns)
+            else:
+                self._ask(actions, now_ns)
+        return actions
+
+    def _ask(self, actions: list[AnyAction], now_ns: int) -> None:
+        """Have a leg that is to start make more than one token, if that pays."""
+        for number, action in enumerate(actions):
+            if isinstance(action, StartPrefill):
+                hand_off = self.blocks.hand_off
+                pays = hand_off is not None and hand_off.crosses_link and not self.is_begun
+                num_tokens = self._worth(hand_off, now_ns, 0) if hand_off and pays else 0
+                self._asked_at_ns = now_ns if num_tokens else None
+                if num_tokens:
+                    actions[number] = StartPrefill(action.engine, num_tokens)
+
+    def _worth(self, hand_off: Movement, now_ns: int, spent_ns: int) -> int:
+        """Tokens to relay, by the time that the link needs for what it has to carry; 0 if that does
+        not pay.
+
+        Args:
+            spent_ns: Time since the prefill began, in which blocks left as they were computed.
+        """
+        num_bytes = self._books.backlog_bytes(*hand_off.link, now_ns)
+        bits_per_s = self._books.link_bits_per_s(*hand_off.link, now_ns)
+        if num_bytes is None or bits_per_s is None:
+            return 0
+        ns_per_byte = BITS_PER_BYTE * NS_PER_S / max(bits_per_s, 1.0)
+        left_ns = max(num_bytes * ns_per_byte, self.route.num_bytes * ns_per_byte - spent_ns)
+        return relay_tokens(round(left_ns), self._fleet.limits.step_ns, self.route.relay_max)
+
+    def _begin_relay(self, now_ns: int, spent_ns: int) -> list[AnyAction]:
+        """Have the engine that prefilled go on until the blocks are there, if that pays now."""
+        books, limits, hand_off = self._books, self._fleet.limits, self.blocks.hand_off
+        books.prefilled(self.route.number, now_ns)
+        waits = hand_off is not None and hand_off.is_coming
+        pays = hand_off and waits and self._worth(hand_off, now_ns, spent_ns)
+        if hand_off and pays and books.begin_relay(self.route.number, now_ns):
+            self.stage = Stage.RELAYING
+            self.watches.append(Timeout(hand_off, now_ns + limits.transfer_timeout_ns))
+            actions: list[AnyAction] = []
+            self._set_alarm(actions)
+            return actions
+        return [StopPrefill(), *self._start_decode(now_ns)]
+
+    def _go_on(self, now_ns: int) -> list[AnyAction]:
+        """Decode goes on from the tokens so far."""
+        self._books.end_relay(self.route.number)
+        return self._start_decode(now_ns)
+
+    def _relay_failed(self, failure: PrefillFailed, now_ns: int) -> list[AnyAction]:
+        """Decode goes on. The prompt was computed: what its pool has of the blocks still comes."""
+        if failure.is_suspect:
+            self._suspects.append(self.route.prefill)
+        return [FellBack("prefill", failure.kind, failure.why), *self._go_on(now_ns)]

@@ -165,30 +165,11 @@ class Legs:
     @property
     def _num_left(self) -> int:
         """Most tokens that the answer can have."""
-        max_tokens = self._exchange.client.max_tokens
-        decode = self._parts.engines.by_name[self._life.decode or self._plan.route.decode]
-        room = max(1, decode.max_model_len - self._plan.prompt.num_tokens)
-        return room if max_tokens is None else min(max_tokens, room)
+        decode = self._life.decode or self._plan.route.decode
+        return _num_tokens_max(self._parts, self._exchange, self._plan, decode)
 
     def _why_not_early(self, engine: Engine) -> str:
-        """Reason why the token of a prefill leg is nobody's; empty if it is the client's."""
-        leg = self._parts.prefill_leg
-        if leg.limits.early_first_token == "off":  # noqa: S105 (no password)
-            return "off"
-        if not leg.takes_sampling(engine):
-            return f"{engine.name} refuses the fields of clients"
-        return why_not_early(self._exchange.client)
-
-    def relay_max(self) -> int:
-        """Most tokens that the prefill leg may make of the answer after the first one."""
-        exchange, leg, plan = self._exchange, self._parts.prefill_leg, self._plan
-        if plan.routed.decision.path is not Path.REMOTE or plan.route.holds:
-            return 0
-        engine = self._parts.engines.by_name[plan.route.prefill]
-        why_not = why_not_relay(exchange.client, leg.limits.relay_decode)
-        exchange.record.relay(why_not := why_not or self._why_not_early(engine))
-        room = engine.max_model_len - plan.prompt.num_tokens
-        return 0 if why_not else max(0, min(self._num_left, room) - 1)
+        return _why_not_early(self._parts.prefill_leg, engine, self._exchange)
 
     def _early(self, engine: Engine, relay_tokens: int) -> EarlyToken | None:
         """Taker of the first tokens, if the prefill leg on `engine` may give them."""
@@ -209,7 +190,7 @@ class Legs:
                 exchange.record.prefilled(time.monotonic_ns() - began_ns)
             self._report(FirstToken())
             if relay_tokens and self._life.stage is not Stage.RELAYING:
-                exchange.record.relay("its engine is busy, or the blocks are expected soon")
+                exchange.record.relay.why_not = "its engine is busy, or the blocks come soon"
 
         return EarlyToken(exchange, answer, num_tokens, num_tokens >= self._num_left, on_token)
 
@@ -249,7 +230,7 @@ class Legs:
             await cancel_all([leg])
         has_relayed = early is not None and relay_tokens > 0 and exchange.answer is early.answer
         if early is not None and has_relayed:
-            exchange.record.relayed(len(early.answer.token_ids) - 1)
+            exchange.record.relay.num_tokens = len(early.answer.token_ids) - 1
         else:
             exchange.record.prefilled(time.monotonic_ns() - started_ns)
         if (answer := await self._ended(leg)) is not None:
@@ -306,8 +287,8 @@ class Legs:
         elif exchange.stream.has_begun or exchange.has_tokens:
             self._left = await self._parts.ending.seam(exchange, self._plan)
             # The end of a relay may be a part of a character.
-            record = exchange.record
-            record.relayed(max(0, min(record.relayed_tokens, exchange.usage.num_moved - 1)))
+            relay, num_moved = exchange.record.relay, exchange.usage.num_moved
+            relay.num_tokens = max(0, min(relay.num_tokens, num_moved - 1))
             if exchange.is_answered:
                 return await self._parts.ending.end(exchange, self._plan)
         return await self._run_decode(engine)
@@ -359,6 +340,38 @@ class Legs:
         raise UnavailableError(f"{error}; no other engine can take the request")
 
 
+def _num_tokens_max(
+    parts: RequestServices, exchange: Exchange, plan: RoutedPrompt, decode: str
+) -> int:
+    """Most tokens that an answer can have, by its request and by the engine that decodes."""
+    max_tokens = exchange.client.max_tokens
+    room = max(1, parts.engines.by_name[decode].max_model_len - plan.prompt.num_tokens)
+    return room if max_tokens is None else min(max_tokens, room)
+
+
+def _why_not_early(leg: PrefillLeg, engine: Engine, exchange: Exchange) -> str:
+    """Reason why the token of a prefill leg is nobody's; empty if it is the client's."""
+    if leg.limits.early_first_token == "off":  # noqa: S105 (no password)
+        return "off"
+    if not leg.takes_sampling(engine):
+        return f"{engine.name} refuses the fields of clients"
+    return why_not_early(exchange.client)
+
+
+def _relay_max(parts: RequestServices, exchange: Exchange, plan: RoutedPrompt) -> int:
+    """Most tokens that a prefill leg may make of an answer after the first one."""
+    leg, route = parts.prefill_leg, plan.route
+    if plan.routed.decision.path is not Path.REMOTE or route.holds:
+        return 0
+    engine = parts.engines.by_name[route.prefill]
+    why_not = why_not_relay(exchange.client, leg.limits.relay_decode)
+    why_not = why_not or _why_not_early(leg, engine, exchange)
+    exchange.record.relay.why_not = why_not
+    room = engine.max_model_len - plan.prompt.num_tokens
+    num_left = _num_tokens_max(parts, exchange, plan, route.decode)
+    return 0 if why_not else max(0, min(num_left, room) - 1)
+
+
 def _may_have_died(error: EngineError) -> bool:
     """Return True if an engine had a request, and may have died of it."""
     if isinstance(error, EngineUnreachableError):
@@ -375,6 +388,8 @@ class RequestRun(Executor):
         self._parts, self._exchange, self._plan, self._turn = parts, exchange, plan, turn
         if plan.layout is not None:
             exchange.usage.cache_end = plan.layout.last_whole_block(plan.prompt.num_tokens)
+        plan.route.relay_max = _relay_max(parts, exchange, plan)
+        plan.route.num_bytes = MovingBlocks.num_bytes(plan)
         self.life = life_of(plan.route, parts.fleet)
         self._events: list[AnyEvent] = []
         """Events that are being reported; the first one's actions are being done."""
@@ -401,8 +416,6 @@ class RequestRun(Executor):
         waiting = self._waiting_stream()
         try:
             self._suspicion = await self._parts.suspects.enter(plan.prompt)
-            plan.route.relay_max = self._legs.relay_max()
-            plan.route.num_bytes = self._moving.num_bytes(plan)
             self._report(Begun())
             while True:
                 found = await self._next()
@@ -504,7 +517,7 @@ class RequestRun(Executor):
             layout = self._parts.prefill_leg.layout_of(self._plan)
             self._moving.charge(self._plan, layout, self._plan.route.final_tokens)
         if not action.relay_tokens and self._plan.route.relay_max:
-            self._exchange.record.relay("the blocks are expected soon")
+            self._exchange.record.relay.why_not = "the blocks are expected soon"
         self._next = partial(self._legs.prefill, engine, action.relay_tokens)
 
     def _await_blocks(self, action: actions.AwaitBlocks) -> None:

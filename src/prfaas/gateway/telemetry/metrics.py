@@ -270,7 +270,7 @@ class GatewayMetrics:
         self.tenants.ended(record)
         if (leg := first_token_from(record)) is not None:
             self._first_tokens.labels(leg).inc()
-        self._relayed.inc(record.relayed_tokens)
+        self._relayed.inc(record.relay.num_tokens)
         if record.outcome is not Outcome.FINISHED:
             return
         self._prompt_tokens.labels(record.path).inc(record.num_prompt_tokens)

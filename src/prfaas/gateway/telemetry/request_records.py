@@ -35,6 +35,19 @@ _NO_STORY: deque[Step] = deque(maxlen=0)
 
 
 @dataclass(slots=True)
+class RelayRecord:
+    """Part of the engine that prefilled in an answer.
+
+    Attributes:
+        why_not: Why it made no token after the first; empty if it was to, None off the remote path.
+        num_tokens: Those that it made while its blocks were in transit.
+    """
+
+    why_not: str | None = None
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
 class RequestRecord:
     """Record of one request. Durations in nanoseconds, None while unknown.
 
@@ -74,10 +87,7 @@ class RequestRecord:
     """The engine that prefilled gave the first token."""
     why_not_early: str | None = None
     """Why it did not; empty if it was to, None without one."""
-    why_not_relay: str | None = None
-    """Why it made no further token; empty if it was to, None off the remote path."""
-    relayed_tokens: int = 0
-    """Tokens after the first that it made while its blocks were in transit."""
+    relay: RelayRecord = field(default_factory=RelayRecord)
     gap_ns: int = 0
     """Longest time between two outputs of a stream."""
     second_ns: int | None = None
@@ -136,7 +146,7 @@ class RequestRecord:
     @property
     def decoding_ns(self) -> int | None:
         """Time until the engine that decodes gave its first token, which predictions are of."""
-        if self.relayed_tokens:
+        if self.relay.num_tokens:
             return None
         return self.second_ns if self.is_early else self.ttft_ns
 
@@ -250,14 +260,6 @@ class RequestRecord:
     def early(self, why_not: str, *, is_given: bool = False) -> None:
         """The engine that prefills gives the first token, unless `why_not`; or has given it."""
         self.why_not_early, self.is_early = why_not, is_given
-
-    def relay(self, why_not: str) -> None:
-        """The engine that prefills is to go on after the first token, unless `why_not`."""
-        self.why_not_relay = why_not
-
-    def relayed(self, num_tokens: int) -> None:
-        """It made this number of tokens after the first."""
-        self.relayed_tokens = num_tokens
 
     def streamed(self, num_tokens: int) -> None:
         """Output has come; `num_tokens` is as good as it is known before the usage comes."""
@@ -446,8 +448,8 @@ def as_json(record: RequestRecord) -> JsonObject:
         "second_ms": ms_of(record.second_ns),
         "first_token_from": first_token_from(record),
         "why_not_early": record.why_not_early,
-        "relayed_tokens": record.relayed_tokens,
-        "why_not_relay": record.why_not_relay,
+        "relayed_tokens": record.relay.num_tokens,
+        "why_not_relay": record.relay.why_not,
         "gap_ms": ms_of(record.gap_ns) if record.gap_ns else None,
         "e2e_ms": ms_of(record.e2e_ns),
         "prefill_cluster": record.prefill_cluster,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from prfaas.core.request.states import Stage
 from prfaas.sim.resources.decode_instance import DecodeInstance
 from prfaas.sim.resources.pool_caches import Pool
 from prfaas.sim.resources.prefill_instance import PrefillInstance
@@ -118,7 +119,10 @@ def _fail_prefill(simulation: RunParts, instance: PrefillInstance) -> None:
         if job.attempt == job.request.attempt:
             simulation.open[job.request.index].prefill_failed(may_have_died=True)
     for run in list(simulation.open.values()):
-        run.relay_broke(instance.name)
+        if run.life.stage is Stage.RELAYING and run.routed.prefill == instance.name:
+            assert run.relay is not None  # noqa: S101 (it has begun)
+            run.relay.end()
+            run.prefill_failed(may_have_died=True)
 
 
 def _fail_decode(simulation: RunParts, name: str, *, is_dead: bool = True) -> None:

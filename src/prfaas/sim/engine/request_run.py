@@ -32,7 +32,8 @@ from prfaas.core.request.events import (
     Woke,
 )
 from prfaas.core.request.fleet import SharedState
-from prfaas.core.request.machine import RequestLife, Route
+from prfaas.core.request.held import life_of
+from prfaas.core.request.machine import Route
 from prfaas.core.request.states import Stage
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.resilience.quarantine import Guards
@@ -41,6 +42,7 @@ from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.sim.engine.alarms import Alarms
 from prfaas.sim.engine.dispatch_driver import SimulatedDriver
 from prfaas.sim.engine.reactions import Reactions, SimulatedSuspects
+from prfaas.sim.engine.relays import SimulatedRelay
 from prfaas.sim.resources.decode_instance import DecodeInstance
 from prfaas.sim.resources.prefill_instance import PrefillInstance, PrefillJob
 from prfaas.sim.resources.transport import Transport
@@ -136,11 +138,10 @@ class SimulatedRequestRun(_Passive):
         "_found_tokens",
         "_is_reporting",
         "_parts",
-        "_relay_tokens",
-        "_relays_since_ns",
         "_waits_for",
         "decoder",
         "life",
+        "relay",
         "request",
         "routed",
         "wakes_at_ns",
@@ -157,15 +158,14 @@ class SimulatedRequestRun(_Passive):
         route = Route(request.index, routed, decode, prefill, pools, request.num_prompt_tokens)
         if parts.may_relay:
             route.relay_max = request.num_output_tokens - 1
-        self.life = RequestLife(route, parts.fleet)
+        self.life = life_of(route, parts.fleet)
         self.decoder = ""
         """Instance that has the request to decode."""
         self._found_tokens = _ALL
         self._waits_for: Movement | None = None
         """Blocks that a leg waits for."""
-        self._relay_tokens = 0
-        self._relays_since_ns: int | None = None
-        """When the instance that prefilled gave the first token, while it has the request."""
+        self.relay: SimulatedRelay | None = None
+        """What the instance that prefills makes of the answer; None if that is nothing."""
         self._is_reporting = False
         self._events: list[AnyEvent] = []
         """Events that came up while another one was reported."""
@@ -202,9 +202,10 @@ class SimulatedRequestRun(_Passive):
         transport.pull(self.request, num_bytes, routed.prefill_pool_tokens)
 
     def _start_prefill(self, action: actions.StartPrefill) -> None:
-        parts, self._relays_since_ns = self._parts, None
+        parts, self.relay = self._parts, None
         self._on_route()
-        self._relay_tokens = action.relay_tokens
+        if num_tokens := action.relay_tokens:
+            self.relay = SimulatedRelay(parts.clock, parts.setup, self.request, num_tokens)
         if parts.guards.unsettled:
             parts.guards.began(action.engine, parts.clock.now_ns)
         pull = self.life.blocks.pull
@@ -229,8 +230,8 @@ class SimulatedRequestRun(_Passive):
 
     def _stop_prefill(self, _: actions.StopPrefill) -> None:
         parts, name = self._parts, self.routed.prefill
-        if self._relays_since_ns is not None:
-            self._end_relay()
+        if self.relay is not None and self.relay.has_begun:
+            self.relay.end()
             return
         parts.prefill_instance(name).withdraw(self.request)
         self.request.attempt += 1
@@ -327,54 +328,22 @@ class SimulatedRequestRun(_Passive):
                 request.landed_at_ns = parts.clock.now_ns
                 self.report(Finished(request.num_hit_tokens, request.num_hit_tokens))
                 return
-            self._relays_since_ns = parts.clock.now_ns
+            if self.relay is not None:
+                self.relay.begin()
             self.report(_FIRST_TOKEN)
-            if self.life.stage is Stage.RELAYING:
-                parts.clock.after(
-                    self._step_ns * self._num_to_relay, self._relayed, request.attempt
-                )
+            if self.relay is not None and self.life.stage is Stage.RELAYING:
+                self.relay.go_on(self._relayed)
                 return
-            self._relays_since_ns = None
         self.report(_PREFILL_DONE)
 
-    # Relay decode: the batch of an instance that prefills is taken to be this request alone
-
-    @property
-    def _step_ns(self) -> int:
-        return round(self._parts.setup.step_ns(1, self.request.num_prompt_tokens))
-
-    @property
-    def _num_to_relay(self) -> int:
-        return min(self._relay_tokens, self.request.num_output_tokens - 1)
-
-    def _end_relay(self) -> None:
-        """Note the tokens that the client has by now."""
-        request, since_ns, step_ns = self.request, self._relays_since_ns, self._step_ns
-        assert since_ns is not None  # noqa: S101 (there is a relay)
-        self._relays_since_ns = None
-        num_tokens = (self._parts.clock.now_ns - since_ns) // step_ns
-        if num_tokens:
-            request.had_tokens = 1 + min(num_tokens, self._num_to_relay)
-            request.relayed_tokens = request.had_tokens - 1
-            request.second_token_at_ns = since_ns + step_ns
-
-    def _relayed(self, attempt: int) -> None:
+    def _relayed(self) -> None:
         """The instance that prefilled has made all tokens that it was asked for."""
-        if self._relays_since_ns is None or attempt != self.request.attempt:
-            return
-        self._end_relay()
         request = self.request
-        if request.had_tokens == request.num_output_tokens:
-            request.landed_at_ns = self._parts.clock.now_ns
-            self.report(Finished(request.num_hit_tokens, request.num_hit_tokens))
-        else:
+        if request.had_tokens < request.num_output_tokens:
             self.report(_PREFILL_DONE)
-
-    def relay_broke(self, name: str) -> None:
-        """An instance that prefills died; nothing happens if it has nothing of the request."""
-        if self._relays_since_ns is not None and self.routed.prefill == name:
-            self._end_relay()
-            self.prefill_failed(may_have_died=True)
+            return
+        request.landed_at_ns = self._parts.clock.now_ns
+        self.report(Finished(request.num_hit_tokens, request.num_hit_tokens))
 
     def prefill_failed(self, *, may_have_died: bool) -> None:
         """The instance that prefills died, or is not there."""
