@@ -99,6 +99,9 @@ class Speech:
             if body.get("return_token_ids") and self.with_ids:
                 choice["token_ids"] = [token]
                 choice["prompt_token_ids"] = prompt if number == 1 else None
+            if body.get("return_tokens_as_token_ids") and self.with_ids:
+                # Of a prefill leg, whose client hears nothing of log probabilities.
+                choice["logprobs"] = {"tokens": [f"token_id:{token}"], "token_logprobs": [-0.5]}
             line = head | {"choices": [choice]}
             usage = self.usage(prompt, number)
             if (body.get("stream_options") or {}).get("continuous_usage_stats"):
@@ -115,7 +118,10 @@ class Speech:
         choices = [line["choices"][0] for line in lines if line["choices"]]
         ids = [token for choice in choices for token in choice.get("token_ids", ())]
         text = "".join(choice["text"] for choice in choices)
-        told = {"token_ids": ids} if ids else {}
+        told: dict[str, Any] = {"token_ids": ids} if ids else {}
+        if choices[0]["logprobs"]:
+            tokens = [token for choice in choices for token in choice["logprobs"]["tokens"]]
+            told["logprobs"] = {"tokens": tokens}
         return lines[-1] | {"choices": [choices[-1] | {"text": text} | told]}
 
     @staticmethod

@@ -97,6 +97,9 @@ async def test_the_client_has_it_before_decode_says_anything(
     for name, value in sampling.items():
         assert prefill.body[name] == decode.body[name] == value
     assert (prefill.body["max_tokens"], decode.body["max_tokens"]) == (1, 8)
+    # Over the link comes the id of the token, and not those of the whole prompt before it.
+    assert "return_token_ids" not in prefill.body
+    assert first["choices"][0]["logprobs"] is None
     assert decode.body["prompt"] == [*prefill.body["prompt"], speech.ids[0]]
     assert kv_orders(decode)["transfer"] == kv_orders(prefill)["transfer"]
     record = await world.record()
@@ -347,7 +350,7 @@ async def test_an_engine_that_takes_prompts_alone(
     speech = talk(world, checkpoint)
 
     async def strict(engine: Any, request: Any, body: dict[str, Any]) -> Any:
-        if "return_token_ids" in body:
+        if "logprobs" in body:
             return await refuse(400)(engine, request, body)
         return await speech.script(engine, request, body)
 

@@ -1,6 +1,6 @@
 """One table: how answers end whose first token comes from the engine that prefills.
 
-    python -m tests.live.first_token_matrix [--without-deaths]
+    python -m tests.live.first_token_matrix [--kinds "abort,hang decode"]
 
 Real vLLM on the CPU: an engine that prefills and two that decode, pool nodes with a wire to hold,
 and a gateway. In every row three requests are on their way at once: greedy and streamed, sampled
@@ -20,7 +20,7 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "sampled, streamed": SAMPLED | USAGE,
     "sampled, whole": SAMPLED | {"stream": False},
 }
+COUNTS, ENDS = ("prompt_tokens", "completion_tokens"), ("finish_reason", "stop_reason")
+KINDS = ("texts", "abort", "hang prefill", "hang decode", "death prefill", "death decode")
 PHASES = ("queued", "prefilling", "transfer", "decoding")
 NUM_PROMPT, NUM_OUTPUT, BEGUN = 3000, 60, 5
 ANSWER_S, IDLE_S = 300.0, 60.0
@@ -91,11 +93,9 @@ class Client:
         if "error" in self.events[-1]:
             raise RuntimeError(str(self.events[-1]["error"])[:300])
         choices = [event["choices"][0] for event in self.events if event["choices"]]
-        ends = {key: choices[-1][key] for key in ("finish_reason", "stop_reason")}
+        ends = {key: choices[-1][key] for key in ENDS}
         text = "".join(choice["text"] for choice in choices)
-        counts = {
-            key: self.events[-1]["usage"][key] for key in ("prompt_tokens", "completion_tokens")
-        }
+        counts = {key: self.events[-1]["usage"][key] for key in COUNTS}
         return counts | ends | {"text": text}
 
 
@@ -126,9 +126,8 @@ class Matrix:
                 expected = await ask(live, engine, body | {"cache_salt": salt})
             elif more.get("stop"):
                 del body["stop"]
-            for key in ("total_tokens", "prompt_tokens_details"):
-                del expected[key]
-            found[name] = Client(live, body, expected)
+            kept = {key: expected[key] for key in (*COUNTS, *ENDS, "text")}
+            found[name] = Client(live, body, kept)
         return found
 
     async def row(
@@ -268,23 +267,29 @@ class Matrix:
 
         await self.row(f"{what}, {phase}", clients, harm)
 
-    async def run(self, *, deaths: bool) -> None:
-        """Print all rows."""
+    async def run(self, kinds: Sequence[str]) -> None:
+        """Print the rows of some kinds."""
         print(f"| row | {' | '.join(FORMS)} | left behind |\n" + "|---" * (len(FORMS) + 2) + "|")
         await self.recover()
-        eos = await self._eos()
+        for what in kinds:
+            if what == "texts":
+                await self._texts()
+                continue
+            for phase in PHASES:
+                await self.in_phase(what, phase)
+
+    async def _texts(self) -> None:
         texts: dict[str, dict[str, Any]] = {
             "stop string across the seam": {"stop": ["\0"]},
-            "EOS first": {"allowed_token_ids": None, "logit_bias": {str(eos): 100}},
+            "EOS first": {
+                "allowed_token_ids": None,
+                "logit_bias": {str(await self._eos()): 100},
+            },
             "max_tokens 1": {"max_tokens": 1},
             "max_tokens 2": {"max_tokens": 2},
         }
         for name, more in texts.items():
             await self.row(name, await self.clients(num_prompt=500, **more), None)
-        kinds = ["abort", "hang prefill", "hang decode"]
-        for what in [*kinds, *(["death prefill", "death decode"] if deaths else [])]:
-            for phase in PHASES:
-                await self.in_phase(what, phase)
 
     async def _eos(self) -> int:
         config = json.loads(
@@ -293,21 +298,21 @@ class Matrix:
         return int(config["eos_token_id"])
 
 
-async def run(*, deaths: bool) -> bool:
+async def run(kinds: Sequence[str]) -> bool:
     """Start everything, and print the table."""
     with tempfile.TemporaryDirectory(prefix="matrix-") as place:
         async with running(settings() + SPARE, Path(place)) as live:
             matrix = Matrix(live)
-            await matrix.run(deaths=deaths)
+            await matrix.run(kinds)
             return matrix.is_good
 
 
 def main() -> None:
     """Run the matrix."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--without-deaths", action="store_true", help="restart no engine")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of rows; a death is a restart")
     options = parser.parse_args()
-    sys.exit(not asyncio.run(run(deaths=not options.without_deaths)))
+    sys.exit(not asyncio.run(run(options.kinds.split(","))))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
-from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object, from_json
+from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object, from_json, to_json
 from prfaas.gateway.http.responses import DONE, EventReader, read_answer
 from prfaas.gateway.serving.decode_leg import (
     LegBrokenError,
@@ -27,10 +27,13 @@ from prfaas.gateway.serving.decode_leg import (
     next_event,
     relay_events,
     whole_reply,
-    without_prompt_ids,
 )
 from prfaas.gateway.serving.request_state import Exchange, StreamedAnswer, reply_headers
 
+TELL_IDS: JsonObject = {"logprobs": 0, "return_tokens_as_token_ids": True}
+"""Has an engine tell the ids of its tokens alone. `return_token_ids` brings those of the prompt as
+well, and the client would wait until they have crossed the link."""
+_ID = "token_id:"
 _GIVEN_UP = ("abort", "error")
 """Reasons of an end that is none of the answer: another engine can give it."""
 
@@ -64,7 +67,7 @@ class EarlyToken:
         """
         if self.exchange.client.stream:
             return await self._read_stream(response)
-        whole = as_object(from_json(without_prompt_ids(await read_answer(response))))
+        whole = as_object(from_json(await read_answer(response)))
         ends = self._begin(whole, _choice_of(whole))
         if ends:
             return whole_reply(whole, self.exchange)
@@ -75,7 +78,7 @@ class EarlyToken:
 
     async def _read_stream(self, response: aiohttp.ClientResponse) -> int | web.StreamResponse:
         exchange, reader, cached_tokens = self.exchange, EventReader(response.content), 0
-        data = without_prompt_ids(await next_event(reader))
+        data = await next_event(reader)
         while data != DONE:
             chunk = chunk_of(data)
             has_begun, choice = exchange.answer is not None, _choice_of(chunk)
@@ -88,7 +91,7 @@ class EarlyToken:
                 # The leg reports itself what it found.
                 exchange.usage.cached_max = None
                 await self._send()
-                await relay_events(reader, data, exchange)
+                await relay_events(reader, to_json(chunk), exchange)
                 return await end_stream(exchange)
             if not choice:
                 cached_tokens = max(cached_tokens, cached_in(chunk))
@@ -142,9 +145,23 @@ class EarlyToken:
 
 
 def _choice_of(chunk: JsonObject) -> JsonObject:
-    """The choice of a chunk; empty without one."""
+    """The choice of a chunk, with the ids of its tokens; empty without one."""
     choices = chunk.get("choices")
-    return as_object(choices[0]) if isinstance(choices, list) and choices else {}
+    if not isinstance(choices, list) or not choices:
+        return {}
+    choice = as_object(choices[0])
+    _name_ids(choice)
+    return choice
+
+
+def _name_ids(choice: JsonObject) -> None:
+    """Put the ids of a choice's tokens, which came as `TELL_IDS` asks for, where engines put them
+    that are asked for all ids."""
+    tokens = as_object(choice.get("logprobs")).get("tokens")
+    choice["logprobs"] = None
+    if isinstance(tokens, list) and all(str(token).startswith(_ID) for token in tokens):
+        numbers = [str(token).removeprefix(_ID) for token in tokens]
+        choice["token_ids"] = [int(number) for number in numbers if number.isdecimal()]
 
 
 def cached_in(answer: JsonObject) -> int:

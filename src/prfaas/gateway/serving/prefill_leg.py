@@ -50,7 +50,7 @@ from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.pools.transfer_orders import Fetcher, NotAsked, TicketOffice
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.gateway.serving.decode_leg import LegBrokenError
-from prfaas.gateway.serving.first_token import EarlyToken, cached_in
+from prfaas.gateway.serving.first_token import TELL_IDS, EarlyToken, cached_in
 from prfaas.gateway.serving.leg_requests import (
     COMPLETIONS_PATH,
     decode_body,
@@ -134,11 +134,9 @@ class PrefillLeg:
         if early is not None:
             client = first_of(early.exchange.client, early.num_tokens)
             length = plan.prompt.num_tokens + early.num_tokens
-            path, body = decode_body(
-                client, plan.prompt, max_model_len=length, transfer=order, with_ids=True
-            )
+            path, body = decode_body(client, plan.prompt, max_model_len=length, transfer=order)
             try:
-                return await self._post(engine, path, body, headers, early.read)
+                return await self._post(engine, path, body | TELL_IDS, headers, early.read)
             except FieldsRefusedError:
                 self.refusing[engine.name] = time.monotonic() + REFUSED_S
                 if transfer is None:

@@ -43,6 +43,7 @@ class Body(msgspec.Struct):
     add_special_tokens: bool | None = None
     include_stop_str_in_output: bool = False
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     cache_salt: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
 

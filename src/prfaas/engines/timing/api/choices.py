@@ -83,6 +83,8 @@ class AnswerChoice:
         if count is None or isinstance(count, bool):
             return None
         texts = [self._vocabulary.texts[token] for token in tokens]
+        if self._body.return_tokens_as_token_ids:
+            texts = [f"token_id:{token}" for token in tokens]
         return {
             "text_offset": [0] * len(tokens),
             "token_logprobs": [LOGPROB] * len(tokens),
