@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -226,7 +227,7 @@ def relaying(found: Routed | None = None, **more: object) -> Driver:
     return Driver(found or routed(Path.REMOTE), relay_max=100, **more)  # type: ignore[arg-type]
 
 
-def relayed(**more: object) -> Driver:
+def relayed(**more: Any) -> Driver:
     """Its first token is out, and its engine goes on."""
     driver = relaying(**more)
     driver.begin()
