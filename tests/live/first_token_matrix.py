@@ -45,6 +45,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 COUNTS, ENDS = ("prompt_tokens", "completion_tokens"), ("finish_reason", "stop_reason")
 KINDS = ("texts", "abort", "hang prefill", "hang decode", "death prefill", "death decode")
+# Queued: the gateway has the requests, and nothing else is known.
 PHASES = ("queued", "prefilling", "transfer", "decoding")
 NUM_PROMPT, NUM_OUTPUT, BEGUN = 3000, 60, 5
 ANSWER_S, IDLE_S = 300.0, 60.0
@@ -218,8 +219,6 @@ class Matrix:
     async def before(self, phase: str) -> float:
         """Prepare a phase; blocks that were stored before it."""
         live = self._live
-        if phase == "queued":
-            live.supervisor.part(PREFILL).signal(signal.SIGSTOP)
         if phase == "transfer":
             live.relay.hold()
         return await live.metric(live.pool_admin("prfaas-pool"), "prfaas_pool_blocks_stored_total")
@@ -262,8 +261,6 @@ class Matrix:
                 part.signal(signal.SIGSTOP if verb == "hang" else signal.SIGKILL)
             if phase == "transfer":
                 self._live.relay.release()
-            if phase == "queued" and (verb == "abort" or engine == "decode"):
-                self._live.supervisor.part(PREFILL).signal(signal.SIGCONT)
 
         await self.row(f"{what}, {phase}", clients, harm)
 
