@@ -206,10 +206,6 @@ class InstanceLoad:
             change(self._level(name), place)
         load.ready = ready
 
-    def least(self) -> str | None:
-        """The ready instance that is free first, by name among equals; None if none is ready."""
-        return self.order[0][1] if self.order else None
-
     def last(self, names: Iterable[str], free_at_ns_max: int) -> str | None:
         """The ready one of some instances that is free last, by name among equals.
 
@@ -220,7 +216,8 @@ class InstanceLoad:
         return min(ready, key=lambda name: (-self._loads[name].free_at_ns, name), default=None)
 
     def first(self, now_ns: int) -> tuple[str, int | None] | None:
-        """The ready instance that is free first, and its wait; None if none is ready."""
+        """The ready instance that is free first, by name among equals, and its wait; None if none
+        is ready."""
         if not self.order:
             return None
         free_at_ns, name = self.order[0]

@@ -140,8 +140,8 @@ class PrefillInstances:
 
     def least_wait_ns(self, now_ns: int) -> int | None:
         """Predicted wait for the instance that is free first; None when unknown."""
-        name = self.book.least()
-        return None if name is None else self.book.wait_ns(name, now_ns)
+        first = self.book.first(now_ns)
+        return None if first is None else first[1]
 
     def enter(self, name: str) -> None:
         """An instance has one more request to decode."""

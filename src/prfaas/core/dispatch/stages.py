@@ -245,11 +245,6 @@ class DecodeBook:
         """Requests assigned to an instance and not left."""
         return self._counts.get(name, 0)
 
-    @property
-    def num_assigned(self) -> int:
-        """Requests assigned and not left."""
-        return sum(self._counts.values())
-
     def validate(self) -> None:
         """Check what has to hold between two calls (`hold`)."""
         ready = [name for name, is_ready in self._ready.items() if is_ready]
