@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import TemplateSyntaxError
 
-from prfaas.chat_templates import ChatTemplate, Messages
+from prfaas.config.chat_templates import ChatTemplate, Messages
 from prfaas.errors import ConfigError
 from prfaas.gateway.http.json_codec import JsonObject, as_object
 from prfaas.limited_files import read_json

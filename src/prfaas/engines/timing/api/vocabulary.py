@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prfaas.chat_templates import ChatTemplate
+from prfaas.config.chat_templates import ChatTemplate
 from prfaas.errors import ConfigError, RequestError
 from prfaas.limited_files import read_json
 
