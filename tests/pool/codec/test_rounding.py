@@ -2,6 +2,8 @@
 
 import contextlib
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +16,20 @@ from prfaas.core.codec.codecs import (
     KIVI_GROUP,
     CodedSegment,
     Form,
+    LinkCodec,
     Quality,
     SegmentMode,
     UncodedGroup,
     form_of,
     read_head,
 )
-from prfaas.core.kv.blocks import CacheGroup, GroupKind, KvPage, Plane
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, KvPage, Plane
+from prfaas.core.transfer.link_scheduler import OutgoingBlock
 from prfaas.errors import PeerError
+from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.codec.rounding import restore_block, round_block
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.send.link_coding import LinkCoding
 from tests.pool.bfloat16_numbers import normal
 
 SPECIALS = [0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0xFFFF, 0x0001, 0x8001, 0x007F, 0x0000, 0x8000, 0x7F7F]
@@ -213,3 +220,21 @@ def test_state_of_a_linear_layer_is_rounded_by_its_own_switch_alone() -> None:
     block = np.random.default_rng(0).bytes(7680)
     _, back = rounded(form, block)
     assert (back[:640], back[-640:]) == (block[:640], block[-640:])
+
+
+def test_blocks_that_a_lane_rounds_lie_in_the_same_memory() -> None:
+    """New pages for each block took as long as coding it."""
+    rooms: list[memoryview] = []
+
+    def round_block(_form: object, _data: memoryview, rounded: memoryview) -> bytearray:
+        rooms.append(rounded)
+        return bytearray(1)
+
+    kernels: Any = SimpleNamespace(rounding=SimpleNamespace(round_block=round_block), names=[])
+    coding = LinkCoding(LinkCodec.AUTO, KnownLayouts(), "pd-pool", PoolMetrics(), kernels)
+    form: Any = None
+    for size in (4096, 4096, 100):
+        name = bytes(32), BlockKey(0, bytes(32))
+        coding._rounded(OutgoingBlock(bytes(16), name, b"", bytes(size)), form)
+    assert [len(room) for room in rooms] == [4096, 4096, 100]
+    assert len({id(room.obj) for room in rooms}) == 1

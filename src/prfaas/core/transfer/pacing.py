@@ -29,8 +29,7 @@ CUT = 0.92
 """Below what arrives, so that the queue that was found drains."""
 STEP_MIN, STEP_MAX = 0.01, 1 / 5
 RAISE_NS = 6_000_000
-"""A raise is seen a round trip later, and none follows before: it may add so much queue until then.
-"""
+"""A raise may add so much queue until it is seen, a round trip later; none follows before."""
 NEAR = 0.96
 """Rate after a queue has drained, as a share of the rate at which it was found."""
 NUM_SAMPLES = 6
@@ -44,8 +43,7 @@ HOLD_NS, HOLD_ROUND_TRIPS = 300_000_000, 4
 """A cut shows in the round trips after the longer of a time and some of them."""
 VAIN_CUTS, HELD = 2, 0.93
 """Round trips that are as long after so many cuts in a row are those of the path, if this share of
-the ceiling arrives: from a queue arrives more than is sent, or less where the ceiling is too high.
-"""
+the ceiling arrives; of a queue more does, and less under a ceiling that is too high."""
 MEMORY_NS = 10 * NS_PER_S
 """Validity of the shortest round trip: the path can change."""
 RATE_BITS_PER_S_MIN = 1_000_000
@@ -60,9 +58,8 @@ SLOW_SAMPLES, RESTART_NS, RESTART_MAX_NS = 3, 300_000_000, 10 * NS_PER_S
 path, remembers a slower path: it is restarted, less and less often while that does not help."""
 HELPED = 1.1
 RENEW_NS = 8 * NS_PER_S
-"""BBR sends next to nothing for 200 ms where it has seen no shortest round trip for 10 s: it waits
-for queues to drain. All connections of a link do so at once, and a transfer takes 0.3 to 0.5 s
-more. On a path without a queue each is restarted before, in turn, and knows its round trip."""
+"""BBR sends next to nothing for 200 ms where it has seen no shortest round trip for 10 s, all
+connections of a link at once. On a path without a queue each is restarted before, in turn."""
 BOUND = 0.74
 """A link that carries this share of its ceiling is held by it."""
 

@@ -77,6 +77,8 @@ class LinkCoding:
         """Of trials and counts: connections on several lanes code at once."""
         self._rounding = [threading.Lock() for _ in range(ROUNDED_AT_ONCE)]
         """By block: one lane rounds a block, and others wait for it; other blocks go on."""
+        self._plain = threading.local()
+        """Memory of each lane for what a stream decodes to: new pages take as long as coding."""
         self._is_agreed = self._may_round = False
         self._refused: set[tuple[bytes, int, Quality]] = set()
         """Groups that were reported as staying as they are."""
@@ -172,7 +174,7 @@ class LinkCoding:
         """Return what to send of a fragment: its prefix and its bytes, coded if that is worth
         it."""
         if fragment.block.form is not None:
-            return self._part(fragment, fragment.block.form, scratch)
+            return self._part(fragment, fragment.block.form)
         coded = self._coded(fragment, scratch)
         data = fragment.data if coded is None else coded
         self._count(fragment, len(data))
@@ -185,25 +187,24 @@ class LinkCoding:
     def _age(self, block: OutgoingBlock) -> int:
         return age_code(block.born_s, self._wall_s()) if self.takes_ages else 0
 
-    def _part(self, fragment: Fragment, form: Form, scratch: Scratch) -> list[memoryview]:
+    def _part(self, fragment: Fragment, form: Form) -> list[memoryview]:
         """Return a part of a rounded block, whose stream is made with its first part."""
         block = fragment.block
         with self._rounding[block.name[1].block_hash[0] % ROUNDED_AT_ONCE]:
             if block.stream is None:
                 began = time.thread_time_ns()
-                block.digest, block.stream = self._rounded(block, form, scratch)
+                block.digest, block.stream = self._rounded(block, form)
                 self._seconds.inc((time.thread_time_ns() - began) / NS_PER_S)
         self._count(fragment, fragment.num_bytes)
         prefix = encode_stream_prefix(fragment, LOSSY_NUMBER, self._age(block))
         return [memoryview(prefix), fragment.data]
 
-    def _rounded(
-        self, block: OutgoingBlock, form: Form, scratch: Scratch
-    ) -> tuple[bytes, bytearray]:
+    def _rounded(self, block: OutgoingBlock, form: Form) -> tuple[bytes, bytearray]:
         """Return the digest of a rounded block, and its stream."""
         rounding = self._kernels.rounding
         if rounding is None:  # Kernels that are loaded stay so.
             raise RuntimeError("a block has a rounded form, but there are no kernels")
+        scratch: Scratch = self._plain.__dict__.setdefault("scratch", Scratch())
         result = scratch.room(len(block.data))
         stream = rounding.round_block(form, memoryview(block.data), result)
         return block_digest(*block.name, result), stream
@@ -257,7 +258,7 @@ class LinkCoding:
 
 
 class Scratch:
-    """Memory of one connection for the fragment that it sends."""
+    """Memory of a connection for the fragment that it sends, or of a lane."""
 
     def __init__(self) -> None:
         self._room = memoryview(bytearray())
