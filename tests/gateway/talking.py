@@ -14,7 +14,7 @@ from prfaas.core.resilience.budgets import Budget, BudgetSettings
 from prfaas.core.resilience.circuit_breaker import Breaker, BreakerSettings
 
 from .conftest import World
-from .scripted_engine import ScriptedEngine, send
+from .scripted_engine import Call, ScriptedEngine, send
 
 
 @dataclass
@@ -155,3 +155,20 @@ def text_of(events: list[dict[str, Any]]) -> str:
 def usage_of(events: list[dict[str, Any]]) -> tuple[int, int, int]:
     usage = events[-1]["usage"]
     return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
+
+
+async def ask(world: World, body: dict[str, Any]) -> tuple[str, dict[str, Any], Any, Any]:
+    """Text, counts and end of an answer, streamed or not."""
+    if body.get("stream"):
+        events = await stream(world, body)
+        last = next(e["choices"][0] for e in reversed(events) if e["choices"])
+        return text_of(events), events[-1]["usage"], last["finish_reason"], last["stop_reason"]
+    status, reply = await world.post(body)
+    assert status == 200, reply
+    [choice] = reply["choices"]
+    return choice["text"], reply["usage"], choice["finish_reason"], choice["stop_reason"]
+
+
+def kv_orders(call: Call) -> dict[str, Any]:
+    found: dict[str, Any] = (call.body.get("kv_transfer_params") or {}).get("prfaas", {})
+    return found

@@ -20,8 +20,8 @@ from tests.gateway.ctl_runner import run
 from .conftest import World, running, until
 from .long_requests import both_pools_heard_the_abort
 from .prompts import LONG
-from .scripted_engine import Call, drop, hang, refuse, send
-from .talking import Speech, patient, stream, text_of, usage_of
+from .scripted_engine import drop, hang, refuse, send
+from .talking import Speech, ask, kv_orders, patient, stream, text_of, usage_of
 
 TEXT = "Grüße, 世界! 👋🏽 one two three"
 BODY = {"prompt": LONG, "max_tokens": 100, "temperature": 0}
@@ -51,23 +51,6 @@ def talk(world: World, checkpoint: Path, text: str = TEXT, **more: Any) -> Speec
     for engine in (world.prefill, world.decode, world.spare):
         engine.script = speech.script
     return speech
-
-
-async def ask(world: World, body: dict[str, Any]) -> tuple[str, dict[str, Any], Any, Any]:
-    """Text, counts and end of an answer, streamed or not."""
-    if body.get("stream"):
-        events = await stream(world, body)
-        last = next(e["choices"][0] for e in reversed(events) if e["choices"])
-        return text_of(events), events[-1]["usage"], last["finish_reason"], last["stop_reason"]
-    status, reply = await world.post(body)
-    assert status == 200, reply
-    [choice] = reply["choices"]
-    return choice["text"], reply["usage"], choice["finish_reason"], choice["stop_reason"]
-
-
-def kv_orders(call: Call) -> dict[str, Any]:
-    found: dict[str, Any] = (call.body.get("kv_transfer_params") or {}).get("prfaas", {})
-    return found
 
 
 async def test_the_client_has_it_before_decode_says_anything(

@@ -18,8 +18,7 @@ from .conftest import World, running, until
 from .long_requests import both_pools_heard_the_abort
 from .prompts import LONG
 from .scripted_engine import hang, refuse, send
-from .talking import Speech, stream, text_of, usage_of
-from .test_first_token import ask, kv_orders
+from .talking import Speech, ask, kv_orders, stream, text_of, usage_of
 
 TEXT = "Grüße, 世界! 👋🏽 one two"
 SAMPLED = {"temperature": 0.7}

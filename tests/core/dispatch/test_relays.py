@@ -5,7 +5,7 @@ from __future__ import annotations
 from prfaas.core.dispatch.open_requests import RELAYS_MAX
 from prfaas.core.routing.policies import PolicyName
 
-from .test_second_lookup import MS, PROMPT, arrive, dispatcher
+from .one_each import MS, PROMPT, arrive, dispatcher
 
 
 def test_an_instance_relays_if_it_has_nothing_to_prefill() -> None:
