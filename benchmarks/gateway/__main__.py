@@ -39,12 +39,15 @@ class Run:
         count: Requests.
         concurrency: Requests at a time.
         shared: Part of the prompt that all have in common, sent once before.
+        turns: Requests of a session, each of which adds 3.5 % of `num_tokens`, their mean. Sessions
+            take turns. 0 for no sessions.
     """
 
     num_tokens: int
     count: int
     concurrency: int = 1
     shared: float = 0.0
+    turns: int = 0
 
 
 RUNS = {
@@ -53,6 +56,7 @@ RUNS = {
     "32K": Run(32_000, 25),
     "32K shared": Run(32_000, 20, shared=0.9),
     "100K shared": Run(100_000, 10, shared=0.9),
+    "agent turn": Run(142_000, 860, 20, turns=43),
 }
 
 
@@ -83,11 +87,27 @@ class Bench:
         self._prompts = Prompts(local / "model")
 
     def _bodies(self, run: Run, count: int) -> tuple[bytes, list[bytes]]:
+        if run.turns:
+            return b"", self._sessions(run, count)
         start = self._prompts.conversation(int(run.num_tokens * run.shared)) if run.shared else []
         start = start and [*start, {"role": "assistant", "content": "Yes."}]
         rest = int(run.num_tokens * (1 - run.shared))
         made = [body(MODEL, start + self._prompts.conversation(rest), OUTPUT) for _ in range(count)]
         return body(MODEL, [*start, {"role": "user", "content": "First?"}], OUTPUT), made
+
+    def _sessions(self, run: Run, count: int) -> list[bytes]:
+        """Bodies of sessions; the load takes the last one first."""
+        each = run.num_tokens * 7 // 200
+        start = run.num_tokens - each * (run.turns - 1) // 2
+        talks: list[list[dict[str, str]]] = [[] for _ in range(max(1, count // run.turns))]
+        made: list[bytes] = []
+        for turn in range(run.turns):
+            for talk in talks:
+                text = self._prompts.text(each if turn else start)
+                talk += [{"role": "user", "content": text}]
+                made.append(body(MODEL, talk, OUTPUT))
+                talk += [{"role": "assistant", "content": "Yes."}]
+        return made[::-1]
 
     async def measure(self, system: System) -> Measured:
         """All runs on one system."""
@@ -99,7 +119,8 @@ class Bench:
             first, bodies = self._bodies(run, count)
             if run.shared:
                 await self._send(system, [first], 1)
-            result = await self._send(system, bodies, run.concurrency)
+            count = len(bodies)
+            result = await self._send(system, bodies, min(run.concurrency, count))
             measured.num_errors += result["num_errors"]
             measured.ttft_ms[name] = sorted(1e3 * seconds for seconds in result["ttft_s"])
             measured.cpu_ms[name] = 1e3 * result["cpu_s"] / count

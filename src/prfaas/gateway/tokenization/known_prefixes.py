@@ -223,18 +223,16 @@ class KnownPrefixes:
         the text."""
         if known.num_known == len(known.cuts):
             return []
-        start, begin = len(known.token_ids), known.end
+        start, begin, marker = len(known.token_ids), known.end, self._marker.text
         numbers = np.frombuffer(token_ids, np.uint32)[start:]
-        places = start + np.flatnonzero(numbers == self._marker.token_id)
-        if len(places) != text.count(self._marker.text, begin):
-            return []
-        ends: list[int] = []
-        num_markers = 0
+        places = np.flatnonzero(numbers == self._marker.token_id)
+        counts: list[int] = []
         for end, _ in known.cuts[known.num_known :]:
-            num_markers += text.count(self._marker.text, begin, end)
-            ends.append(int(places[num_markers]))
+            counts.append(text.count(marker, begin, end))
             begin = end
-        return ends
+        if len(places) != sum(counts) + text.count(marker, begin):
+            return []
+        return [start + int(places[count]) for count in itertools.accumulate(counts)]
 
     def _shrink(self) -> None:
         while self.num_bytes > self._bytes_max:
