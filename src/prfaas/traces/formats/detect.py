@@ -93,9 +93,9 @@ class MooncakeRows:
             _refuse(row, at, output, unit)
         if ids:
             self._check_ids(row)
-            # The same int object for the same id: prompts share the memory as the blocks.
-            ids = map(self._known.setdefault, ids, ids)
-        return RecordedRequest(round(at * _NS[unit]), length, output or 1, tuple(ids), row.tenant)
+        # The same int object for the same id: prompts share the memory as the blocks.
+        shared = tuple(map(self._known.setdefault, ids, ids))
+        return RecordedRequest(round(at * _NS[unit]), length, output or 1, shared, row.tenant)
 
     def _check_ids(self, row: MooncakeLine) -> None:
         num_blocks = -(-row.input_length // self._block_tokens)
