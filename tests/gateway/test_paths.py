@@ -49,7 +49,8 @@ async def test_the_legs_of_a_remote_request(world: World) -> None:
         "model": "tiny",
         "prompt": ids,
         "max_tokens": 1,
-        "return_token_ids": True,
+        "logprobs": 0,
+        "return_tokens_as_token_ids": True,
         "cache_salt": world.salt,
     }
     await until(lambda: bool(world.pd_pool.releases))
