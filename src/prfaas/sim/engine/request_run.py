@@ -39,7 +39,6 @@ from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.resilience.quarantine import Guards
 from prfaas.core.routing.decision import Path
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.sim.engine.alarms import Alarms
 from prfaas.sim.engine.dispatch_driver import SimulatedDriver
 from prfaas.sim.engine.reactions import Reactions, SimulatedSuspects
 from prfaas.sim.engine.relays import SimulatedRelay
@@ -56,6 +55,34 @@ _ALL = 2**62
 _FOUND_ALL = Finished(_ALL, _ALL)
 _PREFILLING, _ENDED = Stage.PREFILLING, Stage.ENDED
 _REMOTE, _GOOD, _LANDED = Path.REMOTE, BreakerOutcome.GOOD, TransferEnd.COMMITTED
+
+_SPAN_BITS = 31
+"""A span is 2.1 s."""
+
+
+class Alarms:
+    """Wakes requests. Few wait for that to the end: so one event serves all alarms of a span of
+    time, and only those that are of use still when it begins enter the clock's heap."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._spans: dict[int, list[tuple[int, SimulatedRequestRun]]] = {}
+
+    def set(self, at_ns: int, run: SimulatedRequestRun) -> None:
+        """Wake a request at an instant."""
+        span = at_ns >> _SPAN_BITS
+        if span == self._clock.now_ns >> _SPAN_BITS:
+            self._clock.at(at_ns, run.wake, at_ns)
+        elif (waiting := self._spans.get(span)) is not None:
+            waiting.append((at_ns, run))
+        else:
+            self._spans[span] = [(at_ns, run)]
+            self._clock.at(span << _SPAN_BITS, self._begin, span)
+
+    def _begin(self, span: int) -> None:
+        for at_ns, run in self._spans.pop(span):
+            if run.waits_for(at_ns):
+                self._clock.at(at_ns, run.wake, at_ns)
 
 
 class RunParts(ABC):

@@ -22,11 +22,10 @@ from prfaas.core.request.fleet import RequestLimits, SharedState
 from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.core.resilience.quarantine import Guards, Target
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.sim.engine.alarms import Alarms
 from prfaas.sim.engine.dispatch_driver import News, SimulatedDriver
 from prfaas.sim.engine.failures import schedule
 from prfaas.sim.engine.reactions import Reactions, SimulatedSuspects
-from prfaas.sim.engine.request_run import BEGUN, RunParts, SimulatedRequestRun
+from prfaas.sim.engine.request_run import BEGUN, Alarms, RunParts, SimulatedRequestRun
 from prfaas.sim.engine.role_changes import RoleChanges
 from prfaas.sim.engine.signals import NUM_SAMPLES_MAX, Series, SimulatedReplication, Telemetry
 from prfaas.sim.resources.decode_instance import DecodeInstance

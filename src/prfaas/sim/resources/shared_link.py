@@ -69,7 +69,158 @@ class HostLinks:
             link.others_changed()
 
 
-class SharedLink:
+class ServedFlows:
+    """Flows of a link from one instant to the next, and the counters of what was served.
+
+    Args:
+        flow_bits_per_s: What one flow gets at most.
+        rtt_ns: Round trip; a byte is there after half of it.
+    """
+
+    def __init__(self, bits_per_s: float, flow_bits_per_s: float, rtt_ns: int) -> None:
+        self.bits_per_s = bits_per_s
+        self.goodput = LinkGoodput()
+        self.added_bytes = self.busy_ns = 0
+        self.rounded_bytes = 0.0
+        """Rounding error of `sent_bytes` from whole nanoseconds."""
+        self._served_bytes = 0.0
+        self._rtt_ns, self._flow_bits_per_s = rtt_ns, flow_bits_per_s
+        self._is_limited = isfinite(flow_bits_per_s)
+        self._heap: list[tuple[float, int, Flow]] = []
+        """Ends of flows; one that its flow has not any more is void."""
+        self._served, self._moved_at_ns = 0.0, 0
+        self._num_active = self._num_closed = self._num_pushed = 0
+        self._landing: deque[tuple[int, Flow]] = deque()
+        """Flows that have left, by the instant at which their last byte arrives."""
+        self._drains_at_ns = NEVER
+        self._window_bytes: dict[int, float] = {}
+        self._window, self._window_end_ns, self._window_sum = 0, NS_PER_S, 0.0
+        self._wan: HostLinks | None = None
+        self._share()
+
+    def _share(self) -> None:
+        """Divide the capacity between the active flows."""
+        num_active = self._num_active if self._wan is None else self._wan.num_active
+        share, most = self.bits_per_s / (num_active or 1), self._flow_bits_per_s
+        self._bytes_per_ns = (share if share < most else most) / BITS_PER_BYTE / NS_PER_S
+
+    def _advance(self, now_ns: int) -> None:
+        """Bring the counters up to an instant, and the bytes of each second."""
+        start, rate, num_active = self._moved_at_ns, self._bytes_per_ns, self._num_active
+        self._moved_at_ns = now_ns
+        if not num_active or now_ns == start or rate <= 0:
+            return
+        elapsed_ns = now_ns - start
+        self._served += elapsed_ns * rate
+        self.busy_ns += elapsed_ns
+        self._served_bytes += elapsed_ns * rate * num_active
+        rate *= num_active
+        while now_ns > self._window_end_ns:
+            if start < self._window_end_ns:
+                self._window_sum += (self._window_end_ns - start) * rate
+                start = self._window_end_ns
+            self._window_bytes[self._window] = self._window_sum
+            self._window = start // NS_PER_S
+            self._window_sum = self._window_bytes.get(self._window, 0.0)
+            self._window_end_ns = (self._window + 1) * NS_PER_S
+        self._window_sum += (now_ns - start) * rate
+
+    def _count(self, flow: Flow, num_bytes: int, *, last: bool) -> int:
+        """Take blocks of a flow in; the bytes for which they count."""
+        flow.added_bytes += num_bytes
+        self.added_bytes += num_bytes
+        return num_bytes
+
+    def _enter(self, flow: Flow, num_bytes: int, now_ns: int, *, last: bool) -> None:
+        """More bytes of a flow may leave from an instant on."""
+        if flow.ended:
+            return
+        self._advance(now_ns)
+        num_bytes = self._count(flow, num_bytes, last=last)
+        if flow.active:
+            flow.end_at += num_bytes
+        else:
+            flow.end_at = self._served + num_bytes
+            flow.active = True
+            self._activate(1)
+        if last:
+            flow.closed = True
+            self._num_closed += 1
+        self._num_pushed += 1
+        heappush(self._heap, (flow.end_at, self._num_pushed, flow))
+        self._find_next_end(now_ns)
+
+    def _bursts(self, flow: Flow, num_bytes: int, at_ns: int, until_ns: int) -> bool:
+        """Have bytes enter and leave in one step, if the link is idle and nothing else is due
+        meanwhile; else return False."""
+        rate, served = self._bytes_per_ns, self._served
+        if self._num_active or rate <= 0 or self._wan is not None:
+            return False
+        # The last bytes of what came before may be a rounding error, so this is no estimate.
+        if at_ns + (num_bytes + 2) / rate + 1 > until_ns:
+            return False
+        counted = self._count(flow, num_bytes, last=False)
+        end_at, goodput, rtt_ns = served + counted, self.goodput, self._rtt_ns
+        goodput.change_rate(at_ns, self._served_bytes, is_busy=True, rtt_ns=rtt_ns)
+        self._moved_at_ns, self._num_active = at_ns, 1
+        left = end_at - served
+        ends_at_ns = at_ns + (round(left / rate) if left > 0.0 else 0)
+        self._advance(ends_at_ns)
+        self.rounded_bytes += abs(end_at - self._served)
+        self._served, self._num_active = max(self._served, end_at), 0
+        goodput.change_rate(ends_at_ns, self._served_bytes, is_busy=False, rtt_ns=rtt_ns)
+        return True
+
+    def _activate(self, num_flows: int) -> None:
+        """So many more flows have bytes to send, or less; 0 is a sample of the goodput alone."""
+        before = self._num_active
+        self._num_active = num_active = before + num_flows
+        if self._is_limited or not (num_active and before and num_flows):
+            self.goodput.change_rate(
+                self._moved_at_ns, self._served_bytes, is_busy=num_active > 0, rtt_ns=self._rtt_ns
+            )
+        if self._wan is not None and num_flows:
+            self._wan.change(num_flows)
+        elif num_active > 1 or before > 1:
+            self._share()
+
+    def _find_next_end(self, now_ns: int) -> None:
+        heap, rate = self._heap, self._bytes_per_ns
+        while heap:
+            end_at, _, flow = heap[0]
+            if flow.active and flow.end_at == end_at:
+                if rate > 0:
+                    left = end_at - self._served
+                    self._drains_at_ns = now_ns + (round(left / rate) if left > 0.0 else 0)
+                    return
+                break
+            heappop(heap)
+        self._drains_at_ns = NEVER
+
+    def _drain(self, now_ns: int) -> None:
+        """All bytes of a flow, or of several, have left."""
+        self._advance(now_ns)
+        # The instant was rounded to whole nanoseconds: take the counter to the planned end.
+        heap, served = self._heap, self._served
+        planned = heap[0][0]
+        self.rounded_bytes += abs(planned - served) * self._num_active
+        self._served = served = max(served, planned)
+        while heap and heap[0][0] <= served + _EPSILON_BYTES:
+            end_at, _, flow = heappop(heap)
+            if flow.active and flow.end_at == end_at:
+                if flow.closed:
+                    self._landing.append((now_ns + self._rtt_ns // 2, flow))
+                self._end(flow)
+        self._find_next_end(now_ns)
+
+    def _end(self, flow: Flow) -> None:
+        """A flow has nothing to send."""
+        flow.active = False
+        self._num_closed -= flow.closed
+        self._activate(-1)
+
+
+class SharedLink(ServedFlows):
     """One direction of a link.
 
     Args:
@@ -87,30 +238,14 @@ class SharedLink:
         flow_bits_per_s: float = float("inf"),
         rtt_ns: int = 0,
     ) -> None:
-        self.bits_per_s = bits_per_s
-        self.goodput = LinkGoodput()
-        self.landed_bytes = self.lost_bytes = self.added_bytes = 0
-        self._window_bytes: dict[int, float] = {}
-        self.busy_ns = 0
-        self._served_bytes = 0.0
-        self.rounded_bytes = 0.0
-        """Rounding error of `sent_bytes` from whole nanoseconds."""
+        super().__init__(bits_per_s, flow_bits_per_s, rtt_ns)
+        self.landed_bytes = self.lost_bytes = 0
         self._ended_bytes = dict.fromkeys(Purpose, 0.0)
-        self._clock, self._on_landed, self._rtt_ns = clock, on_landed, rtt_ns
-        self._flow_bits_per_s, self._is_limited = flow_bits_per_s, isfinite(flow_bits_per_s)
-        self._heap: list[tuple[float, int, Flow]] = []
-        """Ends of flows; one that its flow has not any more is void."""
-        self._served, self._moved_at_ns = 0.0, 0
-        self._num_active = self._num_closed = self._num_pushed = 0
+        self._clock, self._on_landed = clock, on_landed
         self._due: list[tuple[int, int, Flow, int]] = []
         """Bytes of flows that will be there, by instant."""
-        self._landing: deque[tuple[int, Flow]] = deque()
-        """Flows that have left, by the instant at which their last byte arrives."""
-        self._drains_at_ns = self._next_at_ns = self._asked_at_ns = NEVER
-        self._window, self._window_end_ns, self._window_sum = 0, NS_PER_S, 0.0
-        self._wan: HostLinks | None = None
+        self._next_at_ns = self._asked_at_ns = NEVER
         self._in_flight: dict[Flow, None] = {}
-        self._share()
 
     def join(self, wan: HostLinks) -> None:
         """Share the capacity with other links, before anything is sent."""
@@ -258,12 +393,6 @@ class SharedLink:
         """Open flows, oldest first."""
         return list(self._in_flight)
 
-    def _share(self) -> None:
-        """Divide the capacity between the active flows."""
-        num_active = self._num_active if self._wan is None else self._wan.num_active
-        share, most = self.bits_per_s / (num_active or 1), self._flow_bits_per_s
-        self._bytes_per_ns = (share if share < most else most) / BITS_PER_BYTE / NS_PER_S
-
     # Time
 
     def _look(self) -> None:
@@ -322,123 +451,6 @@ class SharedLink:
         while landing and landing[0][0] <= at_ns:
             self._land(landing.popleft()[1])
         self._plan()
-
-    def _advance(self, now_ns: int) -> None:
-        """Bring the counters up to an instant, and the bytes of each second."""
-        start, rate, num_active = self._moved_at_ns, self._bytes_per_ns, self._num_active
-        self._moved_at_ns = now_ns
-        if not num_active or now_ns == start or rate <= 0:
-            return
-        elapsed_ns = now_ns - start
-        self._served += elapsed_ns * rate
-        self.busy_ns += elapsed_ns
-        self._served_bytes += elapsed_ns * rate * num_active
-        rate *= num_active
-        while now_ns > self._window_end_ns:
-            if start < self._window_end_ns:
-                self._window_sum += (self._window_end_ns - start) * rate
-                start = self._window_end_ns
-            self._window_bytes[self._window] = self._window_sum
-            self._window = start // NS_PER_S
-            self._window_sum = self._window_bytes.get(self._window, 0.0)
-            self._window_end_ns = (self._window + 1) * NS_PER_S
-        self._window_sum += (now_ns - start) * rate
-
-    # Flows
-
-    def _count(self, flow: Flow, num_bytes: int, *, last: bool) -> int:
-        """Take blocks of a flow in; the bytes for which they count."""
-        flow.added_bytes += num_bytes
-        self.added_bytes += num_bytes
-        return num_bytes
-
-    def _enter(self, flow: Flow, num_bytes: int, now_ns: int, *, last: bool) -> None:
-        """More bytes of a flow may leave from an instant on."""
-        if flow.ended:
-            return
-        self._advance(now_ns)
-        num_bytes = self._count(flow, num_bytes, last=last)
-        if flow.active:
-            flow.end_at += num_bytes
-        else:
-            flow.end_at = self._served + num_bytes
-            flow.active = True
-            self._activate(1)
-        if last:
-            flow.closed = True
-            self._num_closed += 1
-        self._num_pushed += 1
-        heappush(self._heap, (flow.end_at, self._num_pushed, flow))
-        self._find_next_end(now_ns)
-
-    def _bursts(self, flow: Flow, num_bytes: int, at_ns: int, until_ns: int) -> bool:
-        """Have bytes enter and leave in one step, if the link is idle and nothing else is due
-        meanwhile; else return False."""
-        rate, served = self._bytes_per_ns, self._served
-        if self._num_active or rate <= 0 or self._wan is not None:
-            return False
-        # The last bytes of what came before may be a rounding error, so this is no estimate.
-        if at_ns + (num_bytes + 2) / rate + 1 > until_ns:
-            return False
-        counted = self._count(flow, num_bytes, last=False)
-        end_at, goodput, rtt_ns = served + counted, self.goodput, self._rtt_ns
-        goodput.change_rate(at_ns, self._served_bytes, is_busy=True, rtt_ns=rtt_ns)
-        self._moved_at_ns, self._num_active = at_ns, 1
-        left = end_at - served
-        ends_at_ns = at_ns + (round(left / rate) if left > 0.0 else 0)
-        self._advance(ends_at_ns)
-        self.rounded_bytes += abs(end_at - self._served)
-        self._served, self._num_active = max(self._served, end_at), 0
-        goodput.change_rate(ends_at_ns, self._served_bytes, is_busy=False, rtt_ns=rtt_ns)
-        return True
-
-    def _activate(self, num_flows: int) -> None:
-        """So many more flows have bytes to send, or less; 0 is a sample of the goodput alone."""
-        before = self._num_active
-        self._num_active = num_active = before + num_flows
-        if self._is_limited or not (num_active and before and num_flows):
-            self.goodput.change_rate(
-                self._moved_at_ns, self._served_bytes, is_busy=num_active > 0, rtt_ns=self._rtt_ns
-            )
-        if self._wan is not None and num_flows:
-            self._wan.change(num_flows)
-        elif num_active > 1 or before > 1:
-            self._share()
-
-    def _find_next_end(self, now_ns: int) -> None:
-        heap, rate = self._heap, self._bytes_per_ns
-        while heap:
-            end_at, _, flow = heap[0]
-            if flow.active and flow.end_at == end_at:
-                if rate > 0:
-                    left = end_at - self._served
-                    self._drains_at_ns = now_ns + (round(left / rate) if left > 0.0 else 0)
-                    return
-                break
-            heappop(heap)
-        self._drains_at_ns = NEVER
-
-    def _drain(self, now_ns: int) -> None:
-        """All bytes of a flow, or of several, have left."""
-        self._advance(now_ns)
-        # The instant was rounded to whole nanoseconds: take the counter to the planned end.
-        heap, served = self._heap, self._served
-        planned = heap[0][0]
-        self.rounded_bytes += abs(planned - served) * self._num_active
-        self._served = served = max(served, planned)
-        while heap and heap[0][0] <= served + _EPSILON_BYTES:
-            end_at, _, flow = heappop(heap)
-            if flow.active and flow.end_at == end_at:
-                if flow.closed:
-                    self._landing.append((now_ns + self._rtt_ns // 2, flow))
-                self._end(flow)
-        self._find_next_end(now_ns)
-
-    def _end(self, flow: Flow) -> None:
-        """A flow has nothing to send."""
-        flow.active = False
-        self._num_closed -= flow.closed
-        self._activate(-1)
 
     def _land(self, flow: Flow) -> None:
         if flow.ended:
