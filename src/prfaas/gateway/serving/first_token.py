@@ -105,11 +105,15 @@ class EarlyToken:
                 elif not reader.is_ready:
                     await exchange.stream.flush()
             data = await next_event(reader)
-        if exchange.answer is None:
+        self._leave()
+        return cached_tokens
+
+    def _leave(self) -> None:
+        """The leg has ended, and nothing that it said ended the answer."""
+        if self.exchange.answer is None:
             self.answer.token_ids.clear()
         elif self.is_last and len(self.answer.token_ids) >= self.num_tokens:
             self.answer.finish_reason = "length"  # Its engine gave no reason.
-        return cached_tokens
 
     def _begin(self, chunk: JsonObject, choice: JsonObject) -> bool | None:
         """See `StreamedAnswer.begin`; LegBrokenError if it is an error."""
