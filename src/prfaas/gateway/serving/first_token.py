@@ -108,9 +108,15 @@ class EarlyToken:
                 elif not reader.is_ready:
                     await exchange.stream.flush()
             data = await next_event(reader)
-        if exchange.answer is None:
-            self.answer.token_ids.clear()
+        self._leave()
         return cached_tokens
+
+    def _leave(self) -> None:
+        """The leg has ended, and nothing that it said ended the answer."""
+        if self.exchange.answer is None:
+            self.answer.token_ids.clear()
+        elif self.is_last and len(self.answer.token_ids) >= self.num_tokens:
+            self.answer.finish_reason = "length"  # Its engine gave no reason.
 
     def _begin(self, chunk: JsonObject, choice: JsonObject) -> bool | None:
         """See `StreamedAnswer.begin`; LegBrokenError if it is an error."""
@@ -118,7 +124,8 @@ class EarlyToken:
             code = as_count(as_object(chunk["error"]).get("code"))
             raise LegFailedError("error", "the engine failed within its stream", code)
         self._check(chunk, choice)
-        ends = self.answer.begin(choice, is_last=self.is_last)
+        is_only = self.is_last and self.num_tokens == 1
+        ends = True if is_only else self.answer.begin(choice, is_last=self.is_last)
         if ends is not None:
             self.exchange.answer = self.answer
             self.exchange.record.early("", is_given=True)
