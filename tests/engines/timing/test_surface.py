@@ -86,7 +86,7 @@ async def test_the_same_prompt_has_the_same_answer(engine: Engine) -> None:
 
 
 async def test_first_chats_that_come_together_load_one_template(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AutoTokenizer
 
@@ -98,12 +98,12 @@ async def test_first_chats_that_come_together_load_one_template(
         return load(path)
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", counted)
-    # A message in parts that is continued is left to `transformers`.
-    parts = [{"type": "text", "text": "Hello"}]
-    chat = {"messages": [{"role": "user", "content": parts}], "max_tokens": 1}
-    chat |= {"continue_final_message": True, "add_generation_prompt": False}
-    replies = await asyncio.gather(*(engine.post("/v1/chat/completions", **chat) for _ in range(8)))
-    assert [status for status, _ in replies] == [200] * 8
+    model = Path(shutil.copytree(checkpoint, tmp_path / "model"))
+    # A tag that only `transformers` knows.
+    (model / "chat_template.jinja").write_text("{% generation %}Hi{% endgeneration %}")
+    vocabulary, chat = Vocabulary(str(model)), {"messages": [{"role": "user", "content": "Hello"}]}
+    texts = await asyncio.gather(*(vocabulary.render(chat) for _ in range(8)))
+    assert texts == ["Hi"] * 8
     assert loads == 1
 
 
