@@ -136,7 +136,9 @@ def test_a_checkpoint_without_its_files_takes_transformers(tmp_path: Path, missi
     assert plain_tokenizer(tmp_path) is None
 
 
-@pytest.mark.parametrize("model_type", tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS)
+@pytest.mark.parametrize(
+    "model_type", sorted(tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS)
+)
 def test_no_model_type_has_another_class(tmp_path: Path, model_type: str) -> None:
     """`transformers` overrules the class that these models name."""
     write(tmp_path, "bytes")
