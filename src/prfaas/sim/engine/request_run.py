@@ -177,7 +177,7 @@ class SimulatedRequestRun(_Passive):
     def __init__(self, parts: RunParts, request: Request, routed: Routed) -> None:
         self._parts, self.request, self._do = parts, request, self.methods
         self.routed = routed
-        self._resume_after(routed.hit_tokens)
+        self.request.resume_after(routed.hit_tokens, self._parts.clock.now_ns)
         pools = routed.prefill_pool, routed.destination
         # Where instances only decode, one is chosen once it is needed.
         decode = routed.decode or ""
@@ -245,15 +245,8 @@ class SimulatedRequestRun(_Passive):
         """The route; another one than before if the prefill was given up."""
         if self.life.route.routed is not self.routed:
             self.routed = self.life.route.routed
-            self._resume_after(self.routed.hit_tokens)
+            self.request.resume_after(self.routed.hit_tokens, self._parts.clock.now_ns)
         return self.routed
-
-    def _resume_after(self, hit_tokens: int) -> None:
-        """Begin an attempt that computes the prompt after a prefix."""
-        request = self.request
-        request.attempt += 1
-        request.routed_at_ns, request.num_hit_tokens = self._parts.clock.now_ns, hit_tokens
-        request.num_new_tokens = request.num_prompt_tokens - hit_tokens
 
     def _stop_prefill(self, _: actions.StopPrefill) -> None:
         parts, name = self._parts, self.routed.prefill
@@ -454,7 +447,7 @@ class SimulatedRequestRun(_Passive):
         # The instance that decodes computes what has not arrived.
         front = parts.front
         self._found_tokens = front.caches.hits(request).get(front.pool_of[self.decoder], 0)
-        self._resume_after(self._found_tokens)
+        self.request.resume_after(self._found_tokens, self._parts.clock.now_ns)
         parts.reactions.num_recomputed += self.decoder != self.routed.prefill
         num_new_tokens = request.num_new_tokens + request.had_tokens
         chunks = parts.chunks(num_new_tokens, request.num_hit_tokens)

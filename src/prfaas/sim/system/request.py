@@ -64,6 +64,12 @@ class Request:
     finished_at_ns: int = UNSET
     offloaded: bool = False
 
+    def resume_after(self, hit_tokens: int, now_ns: int) -> None:
+        """Begin an attempt that computes the prompt after a prefix."""
+        self.attempt += 1
+        self.routed_at_ns, self.num_hit_tokens = now_ns, hit_tokens
+        self.num_new_tokens = self.num_prompt_tokens - hit_tokens
+
     @property
     def ttft_ns(self) -> int:
         """Time to first token."""
