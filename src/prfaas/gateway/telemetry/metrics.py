@@ -286,17 +286,21 @@ class GatewayMetrics:
 
     def totals(self) -> Totals:
         """Sums over labels."""
+        requests, fallbacks = _series(self._requests), _series(self._fallbacks)
         return Totals(
-            num_in_flight=_sum(self._in_flight),
-            num_remote=_sum(self._requests, path=Path.REMOTE)
-            - _sum(self._requests, path=Path.REMOTE, outcome=Outcome.REJECTED),
-            num_local=_sum(self._requests, path=Path.LOCAL)
-            - _sum(self._requests, path=Path.LOCAL, outcome=Outcome.REJECTED),
-            num_refused=_sum(self._refused),
-            num_fallbacks=_sum(self._fallbacks)
-            - _sum(self._fallbacks, stage="decode")
-            - _sum(self._fallbacks, stage="prefill", reason="refused"),
-            link_bytes=_by_link(self._kv_bytes),
+            num_in_flight=_sum(_series(self._in_flight)),
+            num_remote=_sum(requests, path=Path.REMOTE)
+            - _sum(requests, path=Path.REMOTE, outcome=Outcome.REJECTED),
+            num_local=_sum(requests, path=Path.LOCAL)
+            - _sum(requests, path=Path.LOCAL, outcome=Outcome.REJECTED),
+            num_refused=_sum(_series(self._refused)),
+            num_fallbacks=_sum(fallbacks)
+            - _sum(fallbacks, stage="decode")
+            - _sum(fallbacks, stage="prefill", reason="refused"),
+            link_bytes={
+                (labels["source"], labels["destination"]): round(value)
+                for labels, value in _series(self._kv_bytes)
+            },
         )
 
     def text(self) -> bytes:
@@ -309,23 +313,16 @@ def _is_detached(engine: Engine, pools: Pools) -> bool:
     return engine.is_ready and pools.lacks(engine.pool, engine.name)
 
 
-def _sum(metric: Counter | Gauge, **labels: str) -> int:
-    """Sum of a metric over the series with these labels."""
+def _series(metric: Counter | Gauge) -> list[tuple[dict[str, str], float]]:
+    """Labels and value of each series of a metric; reading them costs more than what is summed."""
     (family,) = metric.collect()
-    return round(
-        sum(
-            sample.value
-            for sample in family.samples
-            if not sample.name.endswith("_created")
-            and all(sample.labels.get(name) == value for name, value in labels.items())
-        )
-    )
-
-
-def _by_link(metric: Counter) -> dict[tuple[str, str], int]:
-    (family,) = metric.collect()
-    return {
-        (sample.labels["source"], sample.labels["destination"]): round(sample.value)
+    return [
+        (sample.labels, sample.value)
         for sample in family.samples
         if not sample.name.endswith("_created")
-    }
+    ]
+
+
+def _sum(series: list[tuple[dict[str, str], float]], **wanted: str) -> int:
+    """Sum over the series with these labels."""
+    return round(sum(value for labels, value in series if wanted.items() <= labels.items()))
