@@ -77,6 +77,7 @@ async def ask(
             return None
         async for line in reply.content:
             if line.startswith(b"data: {"):
+                assert b'"choices"' in line, line
                 text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
                 times.append(time.monotonic() - began)
     assert text == "".join(words.texts[answer.next(words.spoken)] for _ in range(OUTPUT_TOKENS))

@@ -177,6 +177,27 @@ async def test_the_answer_is_that_of_one_engine(
     slow.gateway.driver.dispatcher.validate()
 
 
+async def test_the_text_of_a_token_is_what_its_engine_says(slow: World, checkpoint: Path) -> None:
+    """A tokenizer may say otherwise, behind a prompt that ends within a character."""
+    speech = Speech.of(checkpoint, "abcdefgh", cached=320)
+    relay = Relay(slow, speech, 4)
+    lines = speech.lines
+
+    def loud(body: dict[str, Any]) -> list[dict[str, Any]]:
+        made = lines(body)
+        if body["prompt"] == speech.prompt:
+            for line in made[:4]:
+                line["choices"][0]["text"] = line["choices"][0]["text"].upper()
+        return made
+
+    speech.lines = loud  # type: ignore[method-assign]
+    asking = asyncio.create_task(ask(slow, BODY | SAMPLED))
+    await relay.told()
+    relay.landed()
+    said, usage, *_ = await asking
+    assert (said, usage["completion_tokens"]) == ("ABCDefgh", 8)
+
+
 async def test_nothing_is_relayed_that_could_change(slow: World, checkpoint: Path) -> None:
     speech = Speech.of(checkpoint, TEXT)
     for extra, why in (

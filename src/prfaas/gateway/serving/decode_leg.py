@@ -354,6 +354,8 @@ class StreamHandover:
         try:
             if answer.first_text is not None and len(answer.token_ids) == 1:
                 texts = [answer.first_text]
+            elif (told := answer.pieces) is not None:
+                texts = told
             else:
                 texts = await self._texts(exchange, plan, answer)
             num_moved = answer.move(texts)

@@ -56,6 +56,8 @@ class StreamedAnswer:
         """Text of an answer made again that the client has and that has not come again."""
         self._first: tuple[list[int], str] | None = None
         """Token of a prefill leg, and what the client has of its text."""
+        self._pieces: list[str] = []
+        """Texts of the tokens since the first one of a prefill leg, as their engine told them."""
         self._longest = max(map(len, stops), default=1)
         self._sent: list[str] = []
         self._waiting = ""
@@ -81,6 +83,13 @@ class StreamedAnswer:
     def text(self) -> str:
         """The part sent to the client."""
         return "".join(self._sent)
+
+    @property
+    def pieces(self) -> list[str] | None:
+        """Text of each token; None if an engine may have held text back, or told several at once:
+        then only a tokenizer knows it."""
+        is_known = not self._stops and len(self._pieces) == len(self.token_ids)
+        return list(self._pieces) if is_known else None
 
     def begin(self, choice: JsonObject, *, is_last: bool) -> bool | None:
         """Prepare the first text of a prefill leg as what another engine goes on with; see `cut`.
@@ -123,7 +132,7 @@ class StreamedAnswer:
         tokens so far."""
         if not self.is_greedy or self._first is None or len(self.text) > len(self._first[1]):
             return False
-        self._had, self.token_ids, self._sent = self._first[1], [], []
+        self._had, self.token_ids, self._sent, self._pieces = self._first[1], [], [], []
         return True
 
     def _leave_out(self, choice: JsonObject) -> None:
@@ -150,6 +159,8 @@ class StreamedAnswer:
             if self._num_bytes > ANSWER_BYTES_MAX:
                 raise AnswerTooLongError("the engine's stream", ANSWER_BYTES_MAX)
             self.token_ids += ids
+            if self._first is not None and len(ids) == 1:
+                self._pieces.append(text)
             if self._old_chars:
                 self._watch(choice)
             self._sent.append(choice.get("text") or "")
@@ -171,6 +182,7 @@ class StreamedAnswer:
         while texts and not texts[-1]:
             texts.pop()
         del self.token_ids[len(texts) :]
+        self._pieces = list(texts)
         self._sent, self._waiting = [sent], whole[len(sent) :]
         self._old_chars = len(self._waiting)
         return len(self.token_ids)
