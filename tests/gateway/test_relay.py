@@ -242,12 +242,12 @@ async def test_a_relay_that_ends_early_leaves_the_rest_to_decode(
     always: World, checkpoint: Path, how: str
 ) -> None:
     """It dies; it hangs, and its blocks never come; it has made its tokens; its blocks are lost."""
-    text = TEXT * 8 if how == "limit" else TEXT
+    text = TEXT * 40 if how == "limit" else TEXT
     speech = Speech.of(checkpoint, text, cached=320)
-    relay = Relay(always, speech, 1000 if how == "limit" else 6, how=how)
+    relay = Relay(always, speech, 2000 if how == "limit" else 6, how=how)
     if how == "limit":
         await slow_link(always, msgspec.structs.replace(SLOW, goodput_bits_per_s=160_000))
-    asking = asyncio.create_task(ask(always, BODY | SAMPLED | {"max_tokens": 300}))
+    asking = asyncio.create_task(ask(always, BODY | SAMPLED | {"max_tokens": 2000}))
     if how in ("link_lost", "pool"):
         await relay.told()
     if how == "link_lost":

@@ -250,7 +250,7 @@ def test_tokens_come_from_the_relay_until_the_blocks_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("link_bytes", "num_tokens"), [(None, 0), (99_999, 0), (100_000, 16), (200_000, 32)]
+    ("link_bytes", "num_tokens"), [(None, 0), (99_999, 0), (100_000, 80), (200_000, 100)]
 )
 def test_the_number_of_tokens_follows_the_link(link_bytes: int | None, num_tokens: int) -> None:
     driver = relaying(books=ScriptedBooks(link_bytes=link_bytes))

@@ -21,9 +21,9 @@ from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
 STEPS_MIN = 4
 """Decode steps within which blocks come soon: changing engines takes as long."""
-MARGIN = 4
+MARGIN = 20
 """Tokens to ask for, by those that are expected: a leg that is stopped costs no more, and one that
-ends too soon makes its client wait."""
+ends too soon, for steps are faster or the link slower than was thought, makes its client wait."""
 
 
 def relay_tokens(left_ns: int, step_ns: int, tokens_max: int) -> int:
