@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 from transformers import AutoTokenizer
 
+from prfaas.config.chat_templates import ChatTemplate
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.openai.requests import Api, parse_request
 from prfaas.gateway.tokenization.chat_renderer import ChatRenderer
@@ -94,7 +95,7 @@ async def test_a_template_of_parts_is_found_out(world: World, checkpoint: Path) 
     )
     rendering = Rendering(checkpoint, template)
     rendering.renderer.takes_parts = True
-    world.gateway._prompts._tokenizer.chat_template = template
+    world.gateway._prompts._tokenizer.template = ChatTemplate(template, {})
     await render_with(world, rendering)
     await until(lambda: compared(world) is True)
     num_asked = rendering.num_asked

@@ -42,8 +42,13 @@ class PlainTokenizer:
 
     def __init__(self, core: Any, template: ChatTemplate | None) -> None:
         self.backend_tokenizer = self._tokenizer = core
-        self._template = template
-        self.chat_template = None if template is None else template.source
+        self.template = template
+        """Chat template; None without one."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """Source of the chat template."""
+        return None if self.template is None else self.template.source
 
     def __len__(self) -> int:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
@@ -76,7 +81,7 @@ class PlainTokenizer:
         **variables: Any,
     ) -> str:
         """Text of a chat; ValueError without a template, and whatever the template raises."""
-        if self._template is None:
+        if self.template is None:
             raise ValueError("the model's chat_template is not set")
         if tokenize or not messages:
             raise ValueError("a text of at least one message can be asked for")
@@ -85,8 +90,8 @@ class PlainTokenizer:
         variables |= {"tools": tools, "documents": documents}
         variables["add_generation_prompt"] = add_generation_prompt
         if continue_final_message:
-            return self._template.render_open(messages, **variables)
-        return self._template.render(messages, **variables)
+            return self.template.render_open(messages, **variables)
+        return self.template.render(messages, **variables)
 
 
 def plain_tokenizer(path: Path) -> tuple[PlainTokenizer, JsonObject] | None:
