@@ -26,6 +26,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from benchmarks.case_study.load import ready
 from benchmarks.two_sites import AWAY, HOME
 from prfaas.cli.deploy.topology import Topology, parts
 from prfaas.cli.host.processes import ProcessPart
@@ -126,7 +127,7 @@ async def client(gateway: str, engine: str, model: str, num_tokens: int, count: 
     """Within the site of the gateway: the times of each request, as JSON."""
     draw, found = random.Random(num_tokens), [list[Asked](), list[Asked]()]
     async with aiohttp.ClientSession() as http:
-        await _ready(http, gateway)
+        await ready(http, gateway, READY_S)
         for number in range(2 * count + 2):
             salt, is_early = secrets.token_hex(6), number % 2 == 1
             prompt = f"{salt} " + document(num_tokens - 13, start=draw.randrange(5000))
@@ -140,18 +141,6 @@ async def client(gateway: str, engine: str, model: str, num_tokens: int, count: 
             if number % 20 == 0:
                 print(f"{number} of {2 * count}", file=sys.stderr, flush=True)
     json.dump([[astuple(asked) for asked in each[1:]] for each in found], sys.stdout)
-
-
-async def _ready(http: aiohttp.ClientSession, url: str) -> None:
-    async with asyncio.timeout(READY_S):
-        while True:
-            try:
-                async with http.get(f"{url}/health?full=1") as reply:
-                    if reply.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.5)
 
 
 async def measure(

@@ -173,7 +173,7 @@ class Matrix:
         )
 
     async def _left(self) -> str:
-        """What is not as before a minute later; empty if all is."""
+        """Figures that are not as before a minute later; empty if all are."""
         found = dict[str, float]()
 
         async def is_clean() -> bool:

@@ -22,7 +22,7 @@ class Path:
         self.sent = self.dropped = 0.0
         self.restarts = 0
         self.heard: list[tuple[float, float]] = []
-        """What the sender knows a round trip later."""
+        """Counters that the sender knows a round trip later."""
 
     def carry(self, pacer: Pacer, steps: int) -> list[int]:
         seen = []
@@ -166,7 +166,7 @@ def test_nothing_is_renewed_without_a_ceiling_or_in_front_of_a_queue() -> None:
 
 
 def test_a_queue_that_one_cut_does_not_drain_is_still_a_queue() -> None:
-    """What a lost segment held back was counted at once, and the cut was too small."""
+    """Bytes that a lost segment held back were counted at once, and the cut was too small."""
     path, pacer = warm()
     path.queue_ns = QUEUE_NS
     path.now_ns += NS_PER_S

@@ -143,7 +143,7 @@ def test_a_sample_of_a_busy_link_is_its_rate() -> None:
 
 
 def test_a_missing_segment_changes_no_rate() -> None:
-    """What came after it is acknowledged at once when it has come again, and was there before."""
+    """Later bytes are acknowledged at once when it has come again, and were there before."""
     meter, step_ns, step_bytes = LinkMeter(), 50_000_000, 6_250_000
     rates = []
     for step in range(12):

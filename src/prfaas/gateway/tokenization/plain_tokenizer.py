@@ -36,7 +36,7 @@ _FLAGS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 
 
 class PlainTokenizer:
-    """What the gateway uses of a tokenizer of `transformers`."""
+    """The part of a tokenizer of `transformers` that the gateway uses."""
 
     split_special_tokens = False
 

@@ -192,7 +192,7 @@ class SimulatedRequestRun(_Passive):
         self._waits_for: Movement | None = None
         """Blocks that a leg waits for."""
         self.relay: SimulatedRelay | None = None
-        """What the instance that prefills makes of the answer; None if that is nothing."""
+        """The part of the answer that the instance which prefills makes; None without one."""
         self._is_reporting = False
         self._events: list[AnyEvent] = []
         """Events that came up while another one was reported."""

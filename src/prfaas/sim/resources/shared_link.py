@@ -332,7 +332,7 @@ class SharedLink(ServedFlows):
         self._plan()
 
     def stop_feeding(self, flow: Flow) -> None:
-        """What a flow was to be fed does not come."""
+        """Take back the bytes that a flow was to be fed."""
         self._catch_up()
         self._due = [each for each in self._due if each[2] is not flow]
         heapify(self._due)
