@@ -180,7 +180,7 @@ async def test_an_operator_s_round(world: World) -> None:  # noqa: PLR0915 - one
     await expect(page.locator(".link dd").last).to_have_text("25,000 tokens", timeout=SOON_MS)
 
     world.relay.bytes_per_s = SLOW_BYTES_PER_S
-    for number in range(3):
+    for number in range(8):  # more than all buffers of the slow wire take: bytes wait
         world.ask(80_000, f"slow {number}")
     link = page.locator(".link strong").first
     await expect(link).to_have_text(re.compile("bit/s"), timeout=SOON_MS)  # under load, not idle

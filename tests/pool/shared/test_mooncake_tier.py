@@ -175,9 +175,9 @@ async def test_what_the_store_does_not_take_in_time_is_dropped_and_counted(
         return site.metric("pool_shared_requests_total", operation="write", outcome=outcome)
 
     await until(lambda: written("ok") + written("failed") == 8)
-    # The store may have no room: blocks of other tests are under leases.
+    # The store may have no room: blocks of other tests are under leases. It may evict these, too.
     no_room = site.metric("pool_blocks_dropped_total", reason="shared_full") - 12
-    assert len(tier) == written("ok") - no_room
+    assert len(tier) <= written("ok") - no_room
     assert site.metric("pool_blocks_dropped_total", reason="shared_write") == written("failed")
     assert tier.used_bytes == len(tier) << 20
 
