@@ -123,13 +123,14 @@ async def test_the_client_has_tokens_while_the_blocks_are_in_transit(
     assert text_of(events) == TEXT
     assert usage_of(events)[:2] == (len(LONG), len(speech.ids))
     await slow.prefill.gone.wait()
-    [prefill], [decode] = slow.prefill.calls, slow.decode.calls
+    [prefill], [warm, decode] = slow.prefill.calls, slow.decode.calls
     assert (prefill.body["max_tokens"], prefill.body["stream"]) == (60, True)
     moved = decode.body["prompt"][len(LONG) :]
     assert moved == speech.ids[: len(moved)]
     assert len(moved) == 6
     assert decode.body["max_tokens"] == 60 - len(moved)
-    assert kv_orders(decode)["transfer"] == relay.transfer
+    assert (warm.body["prompt"], warm.body["max_tokens"]) == (decode.body["prompt"], 1)
+    assert kv_orders(decode)["transfer"] == kv_orders(warm)["transfer"] == relay.transfer
     record = await slow.record()
     assert (record["relayed_tokens"], record["why_not_relay"]) == (5, "")
     assert (record["fallback"], record["prefilled_by"]) == (None, "prefill")

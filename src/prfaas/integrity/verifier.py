@@ -88,7 +88,7 @@ class VerifiedSite:
 
     async def compute(self, engine: str, token_ids: Sequence[int], salt: str) -> bool:
         """Have an engine compute a prompt with a salt; False if it does not."""
-        return await self.prefill_leg.compute(engine, token_ids, salt)
+        return await self.prefill_leg.compute(engine, token_ids, salt) is not None
 
     async def compare(
         self,

@@ -10,6 +10,7 @@ from prfaas.core.request.events import (
     Begun,
     Blocks,
     DecodeFailure,
+    DecodeWarmed,
     EngineBroke,
     Event,
     Finished,
@@ -35,6 +36,7 @@ MAKERS: dict[type[Event], Callable[[Random], AnyEvent]] = {
     PrefillFailed: lambda draw: PrefillFailed(
         draw.choice([*PrefillFailure]), flip(draw), flip(draw)
     ),
+    DecodeWarmed: lambda _: DecodeWarmed(),
     TransferEnded: lambda draw: TransferEnded(
         draw.choice([*Blocks]), draw.choice([*TransferEnd]), flip(draw)
     ),

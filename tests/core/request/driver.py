@@ -21,6 +21,7 @@ from prfaas.core.request.actions import (
     StartPull,
     StopPrefill,
     WakeAt,
+    WarmDecode,
 )
 from prfaas.core.request.events import AnyEvent, Begun, Blocks, Event, Woke
 from prfaas.core.request.fleet import Again, RequestLimits, SharedState
@@ -222,6 +223,7 @@ class Driver:
         """True if a leg is held for blocks."""
         self.num_decode_legs = 0
         self.wakes_at_ns: int | None = None
+        self.is_warming = False
         self.open: set[Blocks] = set()
         self.closed: list[Blocks] = []
         self.taken: set[tuple[Stage, type[Event], Stage]] = set()
@@ -269,6 +271,10 @@ class Driver:
                 self.leg, self.is_held = "", True
                 if self.life.stage is Stage.PREFILLING:
                     self._begin_hand_off()
+            case WarmDecode(engine):
+                assert self.life.stage is Stage.RELAYING
+                assert engine
+                self.is_warming = True
             case StopPrefill():
                 self.leg = ""
             case StartDecode(engine) | ContinueOn(engine):
@@ -305,7 +311,7 @@ class Driver:
         assert self.books.relaying == is_relaying
         if is_relaying:
             assert self.wakes_at_ns is not None, "or it waits for ever"
-            assert self.life.blocks.open(Blocks.HAND_OFF) is not None
+            assert self.is_warming or self.life.blocks.open(Blocks.HAND_OFF) is not None
         if is_relaying or self.life.stage in (Stage.PREFILLING, Stage.DECODING):
             assert bool(self.leg) is not self.is_held
         if self.is_held and not is_over:

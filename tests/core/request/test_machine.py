@@ -28,6 +28,7 @@ from prfaas.core.request.actions import (
     StartPull,
     StopPrefill,
     WakeAt,
+    WarmDecode,
 )
 from prfaas.core.request.events import (
     EVENTS,
@@ -35,6 +36,7 @@ from prfaas.core.request.events import (
     Begun,
     Blocks,
     DecodeFailure,
+    DecodeWarmed,
     EngineBroke,
     Finished,
     FirstToken,
@@ -242,7 +244,11 @@ def test_tokens_come_from_the_relay_until_the_blocks_are_there() -> None:
     assert kinds(driver.step(FirstToken())) == []
     assert driver.step(TransferEnded(HAND_OFF, TransferEnd.COMMITTED, at_destination=False)) == []
     found = driver.step(TransferEnded(HAND_OFF, TransferEnd.COMMITTED))
-    assert found == [StopPrefill(), ContinueOn("d")]
+    assert found[0] == WarmDecode("d")
+    assert kinds(driver.step(TransferEnded(HAND_OFF, TransferEnd.COMMITTED))) == []
+    assert driver.life.stage is Stage.RELAYING
+    assert driver.step(DecodeWarmed()) == [StopPrefill(), ContinueOn("d")]
+    assert driver.life.awaited is HAND_OFF
     assert driver.step(FirstToken()) == []
     assert driver.step(Finished(7680, 7680)) == [Release(HAND_OFF)]
     once = ("prefilled", "handed_over", "transfer_over", "begun", "end")
@@ -302,7 +308,8 @@ def test_a_relay_that_dies_leaves_the_transfer() -> None:
 )
 def test_decode_computes_blocks_that_are_lost_during_a_relay(lost: AnyEvent) -> None:
     driver = relayed()
-    assert driver.step(lost) == [StopPrefill(), ContinueOn("d")]
+    assert kinds(driver.step(lost)) == [WarmDecode]
+    assert driver.step(DecodeWarmed()) == [StopPrefill(), ContinueOn("d")]
     assert kinds(driver.step(Finished(0, 0)))[0] is FellBack
 
 
@@ -310,8 +317,31 @@ def test_a_relay_lasts_no_longer_than_the_transfer_may_take() -> None:
     driver = relayed()
     assert driver.wakes_at_ns == NS_PER_S + LIMITS.transfer_timeout_ns
     found = driver.step(Woke(), LIMITS.transfer_timeout_ns)
-    assert kinds(found) == [Abort, FellBack, StopPrefill, ContinueOn]
+    assert kinds(found) == [Abort, FellBack, WarmDecode]
     assert fallbacks(found) == [("transfer", "timeout")]
+    assert driver.life.awaited is None
+
+
+@pytest.mark.parametrize("end", [PrefillDone(), PrefillFailed(PrefillFailure.BROKEN)])
+def test_decode_goes_on_from_a_relay_that_ends_while_it_is_warmed(end: AnyEvent) -> None:
+    driver = relayed()
+    driver.step(TransferEnded(HAND_OFF, TransferEnd.COMMITTED))
+    assert driver.step(end)[-1] == ContinueOn("d")
+    assert driver.step(DecodeWarmed()) == []
+
+
+def test_a_decode_engine_that_is_never_warm_is_not_waited_for() -> None:
+    driver = relayed()
+    driver.step(TransferEnded(HAND_OFF, TransferEnd.COMMITTED))
+    assert driver.wakes_at_ns == NS_PER_S + LIMITS.transfer_timeout_ns
+    found = driver.step(Woke(), LIMITS.transfer_timeout_ns)
+    assert kinds(found) == [StopPrefill, ContinueOn]
+
+
+def test_no_decode_engine_is_warm_that_was_not_asked_to_be() -> None:
+    driver = relayed()
+    assert driver.step(DecodeWarmed()) == []
+    assert driver.life.stage is Stage.RELAYING
 
 
 def test_an_answer_that_ends_in_its_relay_has_no_decode_leg() -> None:
@@ -678,7 +708,10 @@ def test_every_transition_and_every_action_is_taken() -> None:
         driver.step(Stopped(Outcome.CANCELLED)) if number % 50 == 0 else driver.begin()
         for _ in range(chance.randrange(12)):
             event = MAKERS[chance.choice(kinds_drawn)](chance)
-            driver.step(event, chance.randrange(NS_PER_S // 2))
+            is_late = isinstance(event, Woke) and chance.random() < 0.3
+            driver.step(
+                event, LIMITS.transfer_timeout_ns if is_late else chance.randrange(NS_PER_S // 2)
+            )
             if driver.life.stage is Stage.HELD and chance.random() < 0.7:
                 driver.step(TurnCame())
         driver.step(Stopped(chance.choice(OUTCOMES)))

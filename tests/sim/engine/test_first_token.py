@@ -63,19 +63,19 @@ def test_tokens_come_until_the_blocks_are_there(gbits_per_s: int) -> None:
     assert relays.results.outcomes == plain.results.outcomes
     before = {r.index: r for r in plain.simulation.requests}
     step_ns = found.setup.step_ns
-    num_relayed = sum(r.relayed_tokens > 0 for r in relays.simulation.requests)
-    assert (num_relayed > 0) == (gbits_per_s == 5)
+    most = max(r.relayed_tokens for r in relays.simulation.requests)
+    assert (most > 2) == (gbits_per_s == 5)
     for request in relays.simulation.requests:
         other = before[request.index]
         assert request.first_token_at_ns == other.first_token_at_ns
-        assert request.second_token_at_ns <= other.second_token_at_ns
+        assert request.second_token_at_ns < other.second_token_at_ns + step_ns(1, 0)
         assert request.finished_at_ns <= other.finished_at_ns
         if not request.relayed_tokens:
             continue
         each_ns = step_ns(1, request.num_prompt_tokens)
         assert request.second_token_at_ns - request.first_token_at_ns == round(each_ns)
         if request.had_tokens < request.num_output_tokens:
-            # The relay ends when the blocks are there.
+            # The relay ends when the instance that decodes has the blocks.
             waited = (request.landed_at_ns - request.first_token_at_ns) / each_ns
-            assert request.relayed_tokens == pytest.approx(waited, abs=1.5)
+            assert request.relayed_tokens == pytest.approx(waited, abs=1)
     assert not relays.simulation.front.dispatcher.requests.instances.relays

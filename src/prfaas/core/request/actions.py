@@ -40,6 +40,15 @@ class AwaitBlocks(Action, frozen=True):
     blocks: Blocks
 
 
+class WarmDecode(Action, frozen=True):
+    """Have `engine` load the prompt and compute the tokens so far, of which it keeps the KV cache.
+
+    Then report `DecodeWarmed`. It ends with the next leg, or with the request.
+    """
+
+    engine: str
+
+
 class StopPrefill(Action, frozen=True):
     """End the prefill leg: no request waits for it, or for further tokens of it."""
 
@@ -114,6 +123,7 @@ AnyAction = (
     StartPull
     | StartPrefill
     | AwaitBlocks
+    | WarmDecode
     | StopPrefill
     | StartDecode
     | HoldBack
@@ -125,7 +135,7 @@ AnyAction = (
     | Fail
     | WakeAt
 )
-OnEngine = StartPrefill | StartDecode | HoldBack | ContinueOn
+OnEngine = StartPrefill | WarmDecode | StartDecode | HoldBack | ContinueOn
 """Actions that name an engine."""
 ACTIONS: tuple[type[Action], ...] = get_args(AnyAction)
 """All kinds of actions."""

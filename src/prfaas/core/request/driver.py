@@ -32,6 +32,7 @@ from prfaas.core.request.actions import (
     StartPull,
     StopPrefill,
     WakeAt,
+    WarmDecode,
 )
 from prfaas.core.request.fleet import Again
 from prfaas.core.resilience.quarantine import Target
@@ -270,6 +271,9 @@ class Executor(ABC):
 
     @abstractmethod
     def _await_blocks(self, action: AwaitBlocks) -> None: ...
+
+    @abstractmethod
+    def _warm_decode(self, action: WarmDecode) -> None: ...
 
     @abstractmethod
     def _stop_prefill(self, action: StopPrefill) -> None: ...

@@ -106,6 +106,11 @@ class PrefillFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeWarmed(Event):
+    """The engine that decodes has the tokens so far, or failed to take them."""
+
+
+@dataclass(frozen=True, slots=True)
 class TransferEnded(Event):
     """A pool reported the end of blocks that were in transit.
 
@@ -196,6 +201,7 @@ AnyEvent = (
     Begun
     | PrefillDone
     | PrefillFailed
+    | DecodeWarmed
     | TransferEnded
     | PullNotAsked
     | PoolLost

@@ -26,6 +26,7 @@ from prfaas.core.request.events import (
     AnyEvent,
     Begun,
     Blocks,
+    DecodeWarmed,
     EngineBroke,
     Event,
     Finished,
@@ -44,6 +45,7 @@ from prfaas.core.request.events import (
 from prfaas.core.request.fleet import SharedState
 from prfaas.core.request.states import TRANSITIONS, Stage
 from prfaas.core.request.watch import (
+    ANSWER_NS,
     AnswerWatch,
     PrefillWatch,
     RouteWatch,
@@ -343,7 +345,7 @@ class RequestLife:
             num_bytes = event.num_bytes if is_whole else 0
             self._books.transfer_over(self.route.number, now_ns, num_bytes, blocks.link)
         if event.is_whole and which is _HAND_OFF and self.stage is _PREFILLING:
-            self.watches.append(AnswerWatch(now_ns))
+            self.watches.append(AnswerWatch(now_ns + ANSWER_NS, _PREFILLING))
             self._needs_alarm = True
         return self._check(which, now_ns) if blocks.fault else []
 
@@ -393,7 +395,7 @@ class RequestLife:
         actions: list[AnyAction] = []
         for watch in self.watches:
             if isinstance(watch, AnswerWatch):
-                if self.stage is _PREFILLING and now_ns >= watch.wakes_at_ns:
+                if self._is_live(watch) and now_ns >= watch.wakes_at_ns:
                     return [*actions, _STOP_PREFILL, *self._prefilled(PrefillDone(), now_ns)]
                 continue
             beside = self.stage is _DECODING
@@ -413,8 +415,8 @@ class RequestLife:
 
     def _is_live(self, watch: Watch) -> bool:
         """Return True while a watch is of use."""
-        if watch.blocks is None:
-            return self.stage is _PREFILLING
+        if isinstance(watch, (AnswerWatch, PrefillWatch)):
+            return self.stage is watch.stage
         return watch.blocks.is_coming
 
     # Another engine
@@ -507,6 +509,7 @@ _HANDLE: dict[type[Event], Callable[[RequestLife, Any, int], list[AnyAction]]] =
     Begun: RequestLife._begin,
     PrefillDone: RequestLife._prefilled,
     PrefillFailed: RequestLife._prefill_failed,
+    DecodeWarmed: lambda _life, _event, _now_ns: [],  # `relay.py` goes on.
     TransferEnded: RequestLife._transfer_ended,
     PullNotAsked: lambda life, _event, now_ns: life._lose_pull(NOT_ASKED, now_ns),
     PoolLost: RequestLife._pool_lost,

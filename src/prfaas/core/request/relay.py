@@ -1,8 +1,9 @@
 """Relay decode: the engine that prefilled makes further tokens while its blocks are in transit.
 
-The leg that gives the first token is asked for more, whose number a forecast bounds. It ends when
-the blocks are there: the engine that decodes computes the tokens so far in one chunk, and goes on.
-A leg that has made all of its tokens by then ends, and decode waits for its blocks.
+The leg that gives the first token is asked for more, whose number a forecast bounds. Once the
+blocks are there, or cannot come, the engine that decodes loads them and computes the tokens so far,
+beside the leg, whose end is when that is done: decode goes on from what it has in its own cache. A
+leg that has made all of its tokens by then ends, and decode waits for its blocks.
 
 Another request from an engine that has the prompt cached would cost a round trip and the bytes of
 the prompt, between the first token and the second.
@@ -10,13 +11,25 @@ the prompt, between the first token and the second.
 
 from __future__ import annotations
 
-from prfaas.core.request.actions import AnyAction, FellBack, StartPrefill, StopPrefill
+from prfaas.core.request.actions import (
+    AnyAction,
+    FellBack,
+    StartPrefill,
+    StopPrefill,
+    WarmDecode,
+)
 from prfaas.core.request.blocks import Movement
-from prfaas.core.request.events import AnyEvent, FirstToken, PrefillDone, PrefillFailed
+from prfaas.core.request.events import (
+    AnyEvent,
+    DecodeWarmed,
+    FirstToken,
+    PrefillDone,
+    PrefillFailed,
+)
 from prfaas.core.request.fleet import SharedState
 from prfaas.core.request.machine import RequestLife, Route
 from prfaas.core.request.states import Stage
-from prfaas.core.request.watch import Timeout
+from prfaas.core.request.watch import AnswerWatch, Timeout
 from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
 STEPS_MIN = 4
@@ -42,12 +55,14 @@ def relay_tokens(left_ns: int, step_ns: int, tokens_max: int) -> int:
 class RelayingLife(RequestLife):
     """A request whose first tokens the engine that prefills may make."""
 
-    __slots__ = ("_asked_at_ns",)
+    __slots__ = ("_asked_at_ns", "_is_warming")
 
     def __init__(self, route: Route, fleet: SharedState) -> None:
         super().__init__(route, fleet)
         self._asked_at_ns: int | None = None
         """When the prefill leg was asked for tokens after the first; None if it was not."""
+        self._is_warming = False
+        """The engine that decodes takes the tokens so far."""
 
     def step(self, event: AnyEvent, now_ns: int) -> list[AnyAction]:
         """Take an event; see `RequestLife.step`."""
@@ -55,13 +70,15 @@ class RelayingLife(RequestLife):
         if before is Stage.RELAYING:
             if isinstance(event, PrefillDone):
                 return self._go_on(now_ns)
+            if isinstance(event, DecodeWarmed):
+                return [StopPrefill(), *self._go_on(now_ns)] if self._is_warming else []
             if isinstance(event, PrefillFailed):
                 return self._relay_failed(event, now_ns)
         actions = super().step(event, now_ns)
         if self.stage is Stage.RELAYING:
             hand_off = self.blocks.hand_off
-            if hand_off is None or not hand_off.is_coming:
-                actions += [StopPrefill(), *self._go_on(now_ns)]
+            if not self._is_warming and (hand_off is None or not hand_off.is_coming):
+                actions += self._warm(now_ns)
         elif self.stage is Stage.PREFILLING:
             if isinstance(event, FirstToken) and self._asked_at_ns is not None:
                 actions += self._begin_relay(now_ns, now_ns - self._asked_at_ns)
@@ -108,6 +125,23 @@ class RelayingLife(RequestLife):
             self._set_alarm(actions)
             return actions
         return [StopPrefill(), *self._start_decode(now_ns)]
+
+    def _warm(self, now_ns: int) -> list[AnyAction]:
+        """Have the engine that decodes take the tokens so far; the relay goes on meanwhile."""
+        self.decode = self.decode or self._books.choose_decode(self.route.number) or ""
+        if not self.decode:
+            return [StopPrefill(), *self._go_on(now_ns)]
+        self._is_warming = True
+        ends_at_ns = now_ns + self._fleet.limits.transfer_timeout_ns
+        self.watches.append(AnswerWatch(ends_at_ns, Stage.RELAYING))
+        actions: list[AnyAction] = [WarmDecode(self.decode)]
+        self._set_alarm(actions)
+        return actions
+
+    def _prefilled(self, event: AnyEvent, now_ns: int) -> list[AnyAction]:
+        if self.stage is Stage.RELAYING:
+            return self._go_on(now_ns)
+        return super()._prefilled(event, now_ns)
 
     def _go_on(self, now_ns: int) -> list[AnyAction]:
         """Decode goes on from the tokens so far."""

@@ -16,7 +16,7 @@ itself, so both drivers retry, hedge, and give up by the same rules.
     stage        meaning
     ROUTED       nothing is done yet
     PREFILLING   an engine prefills whose KV cache another one will decode from
-    RELAYING     it has prefilled, and goes on decoding until the blocks are there
+    RELAYING     it has prefilled, and goes on decoding until another engine has the blocks
     HELD         an engine failed that had the prompt, and may have died of it
     DECODING     a decode leg runs, and has not answered yet
     STREAMING    tokens come
@@ -33,8 +33,8 @@ time for that (`core/resilience/budgets.py`). Then the request has a new route.
 
 The token of a prefill leg may be the first of the answer. Then decode goes on from it, as it would
 from the tokens of an engine that broke, and no further prefill gives one. If the blocks take long,
-the engine that prefills makes more tokens until they are there (`relay.py`). An answer that ends by
-then needs no decode leg.
+the engine that prefills makes more tokens until they are there, and the engine that decodes has
+loaded them (`relay.py`). An answer that ends by then needs no decode leg.
 
 vLLM is told of blocks in transit, and waits for them beside its other work. SGLang computes what it
 does not find, so its legs are held until their blocks are there; the stages are the same
@@ -53,6 +53,7 @@ from enum import StrEnum
 
 from prfaas.core.request.events import (
     Begun,
+    DecodeWarmed,
     EngineBroke,
     Event,
     Finished,
@@ -99,8 +100,9 @@ TRANSITIONS: dict[tuple[Stage, type[Event]], set[Stage]] = {
     (_S.RELAYING, Finished): {_S.ENDED},
     (_S.RELAYING, PrefillDone): {_S.DECODING, _S.ENDED},
     (_S.RELAYING, PrefillFailed): {_S.DECODING, _S.ENDED},
-    (_S.RELAYING, TransferEnded): {_S.RELAYING, _S.DECODING, _S.ENDED},
-    (_S.RELAYING, PoolLost): {_S.RELAYING, _S.DECODING, _S.ENDED},
+    (_S.RELAYING, DecodeWarmed): {_S.RELAYING, _S.DECODING},
+    (_S.RELAYING, TransferEnded): {_S.RELAYING, _S.ENDED},
+    (_S.RELAYING, PoolLost): {_S.RELAYING, _S.ENDED},
     (_S.RELAYING, Woke): {_S.RELAYING, _S.DECODING, _S.ENDED},
     (_S.HELD, TurnCame): {_S.PREFILLING, _S.DECODING, _S.ENDED},
     (_S.DECODING, FirstToken): {_S.STREAMING},

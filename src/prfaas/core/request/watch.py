@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from prfaas.core.request.blocks import Movement
 from prfaas.core.request.fleet import SharedState
+from prfaas.core.request.states import Stage
 from prfaas.core.resilience.late_routes import SOONER_RATIO, RemotePath, leaves, patience_ns
 from prfaas.units import NS_PER_S
 
@@ -52,6 +53,7 @@ class PrefillWatch:
         "wakes_at_ns",
     )
     blocks: Movement | None = None
+    stage = Stage.PREFILLING
 
     def __init__(self, fleet: SharedState, number: int, local: LocalPrefill, now_ns: int) -> None:
         self._fleet, self._number, self._local = fleet, number, local
@@ -154,17 +156,18 @@ class Timeout:
 
 
 class AnswerWatch:
-    """Watches for the answer of an engine whose blocks are all there: the path to it may be gone.
+    """Watches for an answer after all blocks are there: the path to its engine may be gone.
 
     Args:
-        now_ns: When the blocks were.
+        ends_at_ns: When it is waited for no longer.
+        stage: Of the request meanwhile.
     """
 
-    __slots__ = ("wakes_at_ns",)
+    __slots__ = ("stage", "wakes_at_ns")
     blocks: Movement | None = None
 
-    def __init__(self, now_ns: int) -> None:
-        self.wakes_at_ns = now_ns + ANSWER_NS
+    def __init__(self, ends_at_ns: int, stage: Stage) -> None:
+        self.wakes_at_ns, self.stage = ends_at_ns, stage
 
 
 Watch = AnswerWatch | PrefillWatch | RouteWatch | Timeout

@@ -149,15 +149,28 @@ class PrefillLeg:
         proxy of a shared engine does."""
         return self.refusing.get(engine.name, 0.0) <= time.monotonic()
 
-    async def compute(self, engine: str, token_ids: Sequence[int], cache_salt: str) -> bool:
-        """Compute a prompt without a transfer; False if the engine does not."""
-        body = prefill_body(self.model, EncodedPrompt([token_ids], [], cache_salt), None)
+    async def compute(
+        self,
+        engine: str,
+        token_ids: Sequence[int],
+        cache_salt: str,
+        awaited: TransferView | None = None,
+    ) -> int | None:
+        """Compute a prompt without a hand-off.
+
+        Args:
+            awaited: Blocks in transit to `engine`.
+
+        Returns:
+            Prompt tokens that were cached; None if the engine does not compute it.
+        """
+        order = wait_order(awaited, self.limits.transfer_timeout // NS_PER_MS)
+        body = prefill_body(self.model, EncodedPrompt([token_ids], [], cache_salt), order)
         try:
             to = self.engines.by_name[engine]
-            await self._post(to, COMPLETIONS_PATH, body, {}, _cached_tokens)
+            return await self._post(to, COMPLETIONS_PATH, body, {}, _cached_tokens)
         except (KeyError, PrefillGivenUpError):
-            return False
-        return True
+            return None
 
     def layout_of(self, plan: RoutedPrompt) -> Layout | None:
         """Layout of a hand-off, which may ship checkpoints; nothing else does."""

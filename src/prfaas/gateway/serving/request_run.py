@@ -83,6 +83,7 @@ from prfaas.gateway.serving.request_state import (
     reply_headers,
 )
 from prfaas.gateway.serving.routing_step import Planner, RoutedPrompt
+from prfaas.gateway.serving.warm_leg import WarmLeg
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
 from prfaas.gateway.telemetry.request_records import trouble
 from prfaas.logs import log_event
@@ -394,6 +395,7 @@ class RequestRun(Executor):
         self._events: list[AnyEvent] = []
         """Events that are being reported; the first one's actions are being done."""
         self._moving = MovingBlocks(parts.movers, exchange, self._report)
+        self._warm_leg = WarmLeg(parts.prefill_leg, plan, self._report)
         self._legs = Legs(parts, exchange, plan, self.life, self._moving)
         self._next: Callable[[], Awaitable[web.StreamResponse | None]] = self._legs.give_up
         """The leg, or what comes instead of one, that the machine asked for last."""
@@ -451,6 +453,7 @@ class RequestRun(Executor):
         if self._suspicion is not None:
             self._parts.suspects.left(self._suspicion)
         self._set_timer(None)
+        self._warm_leg.end()
         self._report_received()
         self._moving.close()
         self._legs.close()
@@ -534,7 +537,14 @@ class RequestRun(Executor):
     def _start_decode(self, action: actions.StartDecode) -> None:
         self._next = partial(self._legs.decode, self._engine(action))
 
+    def _warm_decode(self, action: actions.WarmDecode) -> None:
+        answer, hand_off = self._exchange.answer, self.life.blocks.open(Blocks.HAND_OFF)
+        assert answer is not None  # noqa: S101 (a relay has made some of it)
+        awaited = None if hand_off is None else self._moving.get(Blocks.HAND_OFF)
+        self._warm_leg.begin(action.engine, answer, awaited)
+
     def _continue_on(self, action: actions.ContinueOn) -> None:
+        self._warm_leg.end()
         self._next = partial(self._legs.continue_on, self._engine(action), action.after_ns)
 
     def _hold_back(self, action: actions.HoldBack) -> None:
@@ -615,5 +625,6 @@ class RequestRun(Executor):
 
     def _finished(self) -> None:
         """The answer is complete."""
-        found = self._exchange.usage.decode_cached or 0
+        found, warm = self._exchange.usage.decode_cached or 0, self._warm_leg.found_tokens
+        found = found if warm is None else min(found, warm)
         self._report(Finished(found, self._exchange.record.cached_tokens or 0))

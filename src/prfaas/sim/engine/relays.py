@@ -40,6 +40,10 @@ class SimulatedRelay:
         self._on_all = on_all
         self._clock.after(self._step_ns * self._most, self._made_all, None)
 
+    def warm(self, on_warm: Callable[[], None]) -> None:
+        """Call `on_warm` when the instance that decodes has the tokens so far: after a step."""
+        self._clock.after(self._step_ns, lambda _: on_warm(), None)
+
     def end(self) -> None:
         """Note the tokens that the client has by now."""
         if self._since_ns is None or self.is_over:

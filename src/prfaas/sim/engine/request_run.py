@@ -20,6 +20,7 @@ from prfaas.core.request.events import (
     Begun,
     Blocks,
     DecodeFailure,
+    DecodeWarmed,
     EngineBroke,
     Finished,
     FirstToken,
@@ -257,6 +258,10 @@ class SimulatedRequestRun(_Passive):
         self.request.attempt += 1
         self._waits_for = None
         parts.guards.ended(name, BreakerOutcome.NOTHING, parts.clock.now_ns)
+
+    def _warm_decode(self, _: actions.WarmDecode) -> None:
+        if self.relay is not None:
+            self.relay.warm(lambda: self.report(DecodeWarmed()))
 
     def _hold_back(self, action: actions.HoldBack) -> None:
         self._parts.suspects.killed(self.request.index, action.engine)

@@ -1,0 +1,49 @@
+"""The leg before the end of a relay: the engine that decodes loads the blocks, and computes the
+tokens so far, while the client gets further ones from the engine that prefilled.
+
+Without it the client would wait for that between two tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from prfaas.core.request.events import AnyEvent, DecodeWarmed
+from prfaas.gateway.routing.transfer_tracker import TransferView
+from prfaas.gateway.serving.prefill_leg import PrefillLeg
+from prfaas.gateway.serving.request_state import StreamedAnswer
+from prfaas.gateway.serving.routing_step import RoutedPrompt
+
+
+class WarmLeg:
+    """Runs the warm leg of one request, if it has one.
+
+    Args:
+        report: Gets `DecodeWarmed` once it has answered or failed; not if it is ended.
+    """
+
+    def __init__(
+        self, leg: PrefillLeg, plan: RoutedPrompt, report: Callable[[AnyEvent], None]
+    ) -> None:
+        self._leg, self._plan, self._report = leg, plan, report
+        self._task: asyncio.Task[None] | None = None
+        self.found_tokens: int | None = None
+        """Prefix that the engine found; None before it has answered."""
+
+    def begin(self, engine: str, answer: StreamedAnswer, awaited: TransferView | None) -> None:
+        """Have an engine compute the prompt and the tokens so far; `awaited` are its blocks."""
+        ids = [*self._plan.prompt.token_ids, *answer.token_ids]
+        self._task = asyncio.create_task(self._run(engine, ids, awaited))
+
+    async def _run(self, engine: str, ids: list[int], awaited: TransferView | None) -> None:
+        salt = self._plan.prompt.cache_salt
+        self.found_tokens = await self._leg.compute(engine, ids, salt, awaited)
+        self._task = None
+        self._report(DecodeWarmed())
+
+    def end(self) -> None:
+        """End it if it runs."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
