@@ -62,6 +62,7 @@ class Relay:
 
     def __init__(self, world: World, speech: Speech, num_events: int, *, how: str = "") -> None:
         self.world, self.speech, self.num_events, self.how = world, speech, num_events, how
+        self.more = asyncio.Event()
         speech.prompt = None
         for pool in (world.prfaas_pool, world.pd_pool):
             pool.tell_state()  # One that is silent for long counts as gone.
@@ -83,6 +84,13 @@ class Relay:
             return response
         if self.how == "abort":
             request.transport.abort()
+            return response
+        if self.how == "waits":
+            self.world.prefill.hanging.set()
+            await self.more.wait()
+            for line in lines[self.num_events :]:
+                await send(response, line)
+            await response.write(b"data: [DONE]\n\n")
             return response
         return await hang(engine, request, body)
 
@@ -302,6 +310,53 @@ async def test_a_client_that_leaves_during_a_relay(slow: World, checkpoint: Path
     await until(lambda: len(slow.gateway.driver.dispatcher.requests) == 0)
     assert (await slow.record())["outcome"] == "cancelled"
     slow.gateway.driver.dispatcher.validate()
+
+
+@pytest.mark.parametrize("end", ["leaves", "ends"])
+async def test_the_end_of_a_request_whose_decode_engine_is_being_warmed(
+    slow: World, checkpoint: Path, end: str
+) -> None:
+    """Its client leaves, or the relay makes all of the answer meanwhile."""
+    speech = Speech.of(checkpoint, TEXT)
+    relay = Relay(slow, speech, 6, how="waits" if end == "ends" else "")
+    slow.decode.script = hang
+    for event in (slow.decode.hanging, slow.decode.gone):
+        event.clear()
+    asking = asyncio.create_task(ask(slow, BODY | SAMPLED))
+    await relay.told()
+    relay.landed()
+    await slow.decode.hanging.wait()
+    if end == "ends":
+        relay.more.set()
+        said, *_ = await asking
+        assert said == TEXT
+    else:
+        asking.cancel()
+    await slow.decode.gone.wait()
+    await until(lambda: len(slow.gateway.driver.dispatcher.requests) == 0)
+    [warm] = slow.decode.calls
+    assert warm.body["max_tokens"] == 1
+    record = await slow.record()
+    assert record["outcome"] == ("finished" if end == "ends" else "cancelled")
+    slow.gateway.driver.dispatcher.validate()
+
+
+async def test_a_warm_leg_that_fails_is_no_failure(slow: World, checkpoint: Path) -> None:
+    speech = Speech.of(checkpoint, TEXT, cached=320)
+    relay, no = Relay(slow, speech, 6), refuse(500)
+
+    async def script(engine: Any, request: Any, body: dict[str, Any]) -> Any:
+        says = no if body["max_tokens"] == 1 else speech.script
+        return await says(engine, request, body)
+
+    slow.decode.script = script
+    asking = asyncio.create_task(ask(slow, BODY | SAMPLED))
+    await relay.told()
+    relay.landed()
+    said, *_ = await asking
+    assert said == TEXT
+    assert (await slow.record())["fallback"] is None
+    assert [call.body["max_tokens"] for call in slow.decode.calls] == [1, 54]
 
 
 async def test_a_decode_engine_that_refuses_the_longer_prompt(
