@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from prfaas.core.control.split import instance_of
 from prfaas.core.dispatch.types import Routed
-from prfaas.core.request.actions import AnyAction, ContinueOn, HoldBack, StartDecode
+from prfaas.core.request.actions import AnyAction, ContinueOn, HoldBack, StartDecode, WarmDecode
 from prfaas.core.request.events import AnyEvent
 from prfaas.core.request.fleet import RequestLimits, SharedState
 from prfaas.core.request.held import life_of
@@ -110,6 +110,6 @@ def _gateways(target: str | tuple[str, str]) -> str | tuple[str, str]:
 
 def _named(action: AnyAction) -> AnyAction:
     match action:
-        case StartDecode(engine) | ContinueOn(engine) | HoldBack(engine):
+        case StartDecode(engine) | WarmDecode(engine) | ContinueOn(engine) | HoldBack(engine):
             return action._replace(engine=str(_gateways(engine)))
     return action
