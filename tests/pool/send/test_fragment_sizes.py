@@ -17,6 +17,7 @@ from prfaas.pool.send.data_sender import (
     SendQueue,
     backlog_bytes,
     fragment_bytes,
+    urgent_bytes,
 )
 from prfaas.pool.send.link_control import LinkControl
 from prfaas.wire.sockets import TcpInfo
@@ -27,8 +28,8 @@ MS, KIB = 1_000_000, 1 << 10
 @pytest.mark.parametrize(
     ("bits_per_s", "num_connections", "rtt_ms", "kib"),
     [
-        (10**9, 4, 40, 256),
-        (10**9, 4, 5, 256),
+        (10**9, 4, 40, 512),
+        (10**9, 4, 5, 512),
         (10**9, 6, 100, 512),
         (5 * 10**9, 6, 20, 1024),
         (10**7, 4, 40, 32),
@@ -36,14 +37,23 @@ MS, KIB = 1_000_000, 1 << 10
         (10**10, 2, 0, 1024),
     ],
 )
-def test_a_fragment_lasts_eight_milliseconds_or_a_fifth_of_a_round_trip(
+def test_a_fragment_lasts_sixteen_milliseconds_or_a_fifth_of_a_round_trip(
     bits_per_s: int, num_connections: int, rtt_ms: int, kib: int
 ) -> None:
     assert fragment_bytes(bits_per_s // 8 // num_connections, rtt_ms * MS) == kib * KIB
 
 
+@pytest.mark.parametrize(("num_connections", "kib"), [(4, 256), (6, 256), (16, 64)])
+def test_a_fragment_of_an_urgent_block_lasts_eight_milliseconds(
+    num_connections: int, kib: int
+) -> None:
+    assert urgent_bytes(10**9 // 8 // num_connections) == kib * KIB
+
+
 def test_no_fragment_is_outside_of_its_limits() -> None:
     for bytes_per_s in (0, 1, 10**6, 10**12):
+        size = urgent_bytes(bytes_per_s)
+        assert SEND_LIMITS.fragment_bytes_min <= size <= FRAGMENT_BYTES_LARGEST
         for rtt_ns in (0, 10**6, 10**10):
             size = fragment_bytes(bytes_per_s, rtt_ns)
             assert SEND_LIMITS.fragment_bytes_min <= size <= FRAGMENT_BYTES_LARGEST

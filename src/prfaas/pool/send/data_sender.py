@@ -79,12 +79,13 @@ class SendQueue:
 
 FRAGMENT_BYTES_LARGEST = 1 << 20
 PAGE_BYTES = 4096
-FRAGMENT_NS, FRAGMENT_ROUND_TRIPS = 8_000_000, 1 / 5
-"""Duration of a fragment: the longer of a time and a part of the round trip.
+URGENT_NS = 8_000_000
+"""Duration of a fragment of an urgent block: all connections share it."""
+FRAGMENT_NS, FRAGMENT_ROUND_TRIPS = 16_000_000, 1 / 5
+"""Duration of the others: the longer of a time and a part of the round trip.
 
-It is short enough that all connections share a block and an urgent one waits little, and long
-enough that headers and scheduling do not matter: most of the CPU time of a slow link is spent for
-each fragment, and not for each byte.
+It is short enough that an urgent block waits little, and long enough that headers and scheduling do
+not matter: most of the CPU time of a slow link is spent for each fragment, and not for each byte.
 """
 CONNECT_TIMEOUT_S = 5.0
 STABLE_S = 5.0
@@ -322,7 +323,7 @@ class DataSenders:
         self._slots: list[_Slot] = []
         self._connections: list[DataConnection] = []
         self._is_closed = False
-        self._fragment_bytes, self._backlog_bytes = FRAGMENT_BYTES, 2 * FRAGMENT_BYTES
+        self._backlog_bytes = 2 * FRAGMENT_BYTES
         self._num_renewed = 0
         queue.on_more = self._more
 
@@ -391,10 +392,11 @@ class DataSenders:
         if bits_per_s:
             share = bits_per_s // 8 // min(self._num_wanted, self._num_max or self._num_wanted)
             least = self._limits.fragment_bytes_min
-            self._fragment_bytes = fragment_bytes(share, rtt_ns, least)
+            size, expansion = fragment_bytes(share, rtt_ns, least), self._coding.expansion
             self._backlog_bytes = backlog_bytes(share, rtt_ns, least)
             with self._queue as queue:
-                queue.fragment_bytes = _expanded(self._fragment_bytes, self._coding.expansion)
+                queue.fragment_bytes = _expanded(size, expansion)
+                queue.urgent_bytes = _expanded(urgent_bytes(share, least), expansion)
         self._fit()
         self._fill()
 
@@ -549,8 +551,12 @@ def fragment_bytes(
         rtt_ns: Round trip of the path.
     """
     lasts_ns = max(FRAGMENT_NS, round(rtt_ns * FRAGMENT_ROUND_TRIPS))
-    wanted = 1 << max(0, bytes_per_s * lasts_ns // NS_PER_S - 1).bit_length()
-    return max(bytes_min, min(FRAGMENT_BYTES_LARGEST, wanted))
+    return _size(bytes_per_s, lasts_ns, bytes_min)
+
+
+def urgent_bytes(bytes_per_s: int, bytes_min: int = SEND_LIMITS.fragment_bytes_min) -> int:
+    """Return the size of the fragments of urgent blocks."""
+    return _size(bytes_per_s, URGENT_NS, bytes_min)
 
 
 def backlog_bytes(
@@ -566,4 +572,9 @@ def backlog_bytes(
         rtt_ns: Round trip of the path.
     """
     fragment = fragment_bytes(bytes_per_s, rtt_ns, bytes_min)
-    return max(fragment, 2 * fragment_bytes(bytes_per_s, 0, bytes_min))
+    return max(fragment, 2 * urgent_bytes(bytes_per_s, bytes_min))
+
+
+def _size(bytes_per_s: int, lasts_ns: int, bytes_min: int) -> int:
+    wanted = 1 << max(0, bytes_per_s * lasts_ns // NS_PER_S - 1).bit_length()
+    return max(bytes_min, min(FRAGMENT_BYTES_LARGEST, wanted))
