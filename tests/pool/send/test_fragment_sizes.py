@@ -78,27 +78,42 @@ class Tuned:
 
     def __init__(self) -> None:
         self.bits_per_s: list[int] = []
-        self.sent_bytes = 0
+        self.nums: set[int] = set()
+        self.paces: list[int] = []
+        self.sent_bytes, self.rtt_ns = 0, 40 * MS
 
     def tcp_infos(self) -> list[TcpInfo]:
-        return [TcpInfo(40 * MS, 10, 0, self.sent_bytes, 0)]
+        return [TcpInfo(self.rtt_ns, 10, 0, self.sent_bytes, 0)]
 
-    def tune(self, _num: int, _pacing: int, bits_per_s: int, _rtt_ns: int) -> None:
+    def tune(self, num: int, pace: int, bits_per_s: int, _rtt_ns: int) -> None:
+        self.nums.add(num)
+        self.paces.append(pace)
         self.bits_per_s.append(bits_per_s)
 
     def restart_control(self, *, is_one: bool) -> None: ...
 
 
-def test_a_host_that_is_short_of_cpu_does_not_cut_smaller_fragments() -> None:
-    """They would cost more of the CPU for each byte, and the link would carry ever less."""
+@pytest.mark.parametrize(
+    ("rtt_ms", "busy", "least"), [(40, 0.0, 1.0), (200, 0.5, 1.0), (200, 0.0, 0.5)]
+)
+def test_a_host_that_is_short_of_cpu_does_not_cut_smaller_fragments(
+    rtt_ms: int, busy: float, least: float
+) -> None:
+    """They would cost more of the CPU for each byte, and the link would carry ever less. Round
+    trips in which a lane waits for a core look like a queue, and the ceiling follows; fragments and
+    the number of connections do not, or not at once."""
     budget, carried = 930_000_000, 60_000_000
     end = LinkEnd("prfaas-pool", "epoch", IoThread(), PoolMetrics())
     coding: Any = SimpleNamespace(sample=lambda *_: None, ratio=1.0)
     to = Destination("pd-pool", ("", 0), budget)
     control = LinkControl(end, to, Sender("pd-pool", 0), SendQueue(), coding, FactStream())
+    control._receiver_busy = busy
     senders: Any = Tuned()
-    for step in range(10):
+    for step in range(40):
+        senders.rtt_ns = (rtt_ms if step > 5 else 40) * MS
         senders.sent_bytes += carried // 8 // 20
         control._sample(senders, 10**9 + step * 50 * MS, 10**6, 0)
-    assert senders.bits_per_s
-    assert set(senders.bits_per_s) == {budget}
+    assert (senders.paces[-1] < budget / 2) == (rtt_ms > 40)
+    assert least * budget <= min(senders.bits_per_s)
+    assert (senders.bits_per_s[-1] == budget) == (least == 1)
+    assert senders.nums == {4}
