@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.pool.net.tls_sockets import shake_hands
 from prfaas.pool.receive.block_assembly import Assembly, FragmentReader
+from prfaas.pool.receive.data_port import DELIVERIES_MAX, DataReceiver
 from prfaas.wire.fragments import FRAGMENT_BYTES_MAX, ReceivedBlock, encode_prefix
 from prfaas.wire.identity import identity_in
 from tests.pool.hands import BLOCKS_MAX, DIGEST, KEY, LAYOUT_ID
@@ -70,3 +73,58 @@ async def test_a_fragment_over_tls_takes_few_wake_ups(identities: Path) -> None:
         reader.stop()
     assert bytes(blocks[0].data) == bytes(data)
     assert reader.num_turns <= 8
+
+
+class Work:
+    """What is to be done later, elsewhere: a lane, a thread for digests, a node's loop."""
+
+    def __init__(self) -> None:
+        self.later: list[Callable[[], object]] = []
+
+    def call(self, what: Callable[..., object], *about: object) -> bool:
+        self.later.append(functools.partial(what, *about))
+        return True
+
+    def run(self) -> None:
+        later, self.later = self.later, []
+        for each in later:
+            each()
+
+
+class PausedReader:
+    """A reader that waits once it was told to."""
+
+    is_paused, num_resumed = False, 0
+
+    def has_arrived(self, _: ReceivedBlock) -> bool:
+        return self.is_paused
+
+    def go_on(self) -> None:
+        self.num_resumed += 1
+
+
+def test_a_block_that_is_dealt_with_wakes_only_a_lane_that_waits() -> None:
+    lane, hashing, loop = Work(), Work(), Work()
+    decoding = SimpleNamespace(restored=lambda block: block)
+    inbound = SimpleNamespace(known=None, block=lambda _peer, _block, done: done())
+    io = SimpleNamespace(hash=hashing.call)
+    port: Any = SimpleNamespace(
+        inbound=inbound, decoding=decoding, end=SimpleNamespace(io=io), tell=loop.call
+    )
+    receiver = DataReceiver(port, None, None, lane)  # type: ignore[arg-type]
+    reader: Any = PausedReader()
+    block: Any = SimpleNamespace(is_intact=True)
+    assert receiver.deliver(block, reader)
+    hashing.run()
+    loop.run()
+    assert not lane.later
+
+    takes_more = [receiver.deliver(block, reader) for _ in range(DELIVERIES_MAX)]
+
+    assert takes_more == [True] * (DELIVERIES_MAX - 1) + [False]
+    reader.is_paused = True
+    hashing.run()
+    loop.run()
+    lane.run()
+    assert reader.num_resumed == DELIVERIES_MAX
+    assert receiver.deliver(block, reader)

@@ -374,9 +374,13 @@ class FragmentReader:
         self._stream.divert(self._nowhere)
         self._claimed = None
 
-    def go_on(self, block: ReceivedBlock) -> None:
-        """A block is dealt with: free are further ones."""
+    def has_arrived(self, block: ReceivedBlock) -> bool:
+        """A block is dealt with; return True if `go_on` has to follow. Any thread may call it."""
         self._assembly.has_arrived(block)
+        return self._is_paused
+
+    def go_on(self) -> None:
+        """Read further blocks."""
         if self._is_paused and not self.ended.done():
             self._is_paused = False
             self._loop.add_reader(self._number, self._read)
@@ -450,6 +454,10 @@ class FragmentReader:
             return
         self._claimed = None
         block = self._assembly.written(prefix, self)
-        if block is not None and not self._receiver.deliver(block, self):
-            self._is_paused = True
+        if block is None:
+            return
+        self._is_paused = True  # Before it is counted: one that is dealt with then finds it so.
+        if self._receiver.deliver(block, self):
+            self._is_paused = False
+        else:
             self._loop.remove_reader(self._number)
