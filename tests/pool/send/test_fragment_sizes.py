@@ -16,8 +16,8 @@ from prfaas.pool.send.data_sender import (
     FRAGMENT_BYTES_LARGEST,
     SendQueue,
     backlog_bytes,
+    first_fragment_bytes,
     fragment_bytes,
-    urgent_bytes,
 )
 from prfaas.pool.send.link_control import LinkControl
 from prfaas.wire.sockets import TcpInfo
@@ -43,16 +43,16 @@ def test_a_fragment_lasts_sixteen_milliseconds_or_a_fifth_of_a_round_trip(
     assert fragment_bytes(bits_per_s // 8 // num_connections, rtt_ms * MS) == kib * KIB
 
 
-@pytest.mark.parametrize(("num_connections", "kib"), [(4, 256), (6, 256), (16, 64)])
-def test_a_fragment_of_an_urgent_block_lasts_eight_milliseconds(
+@pytest.mark.parametrize(("num_connections", "kib"), [(4, 128), (6, 128), (16, 32)])
+def test_a_fragment_of_a_first_block_lasts_four_milliseconds(
     num_connections: int, kib: int
 ) -> None:
-    assert urgent_bytes(10**9 // 8 // num_connections) == kib * KIB
+    assert first_fragment_bytes(10**9 // 8 // num_connections) == kib * KIB
 
 
 def test_no_fragment_is_outside_of_its_limits() -> None:
     for bytes_per_s in (0, 1, 10**6, 10**12):
-        size = urgent_bytes(bytes_per_s)
+        size = first_fragment_bytes(bytes_per_s)
         assert SEND_LIMITS.fragment_bytes_min <= size <= FRAGMENT_BYTES_LARGEST
         for rtt_ns in (0, 10**6, 10**10):
             size = fragment_bytes(bytes_per_s, rtt_ns)

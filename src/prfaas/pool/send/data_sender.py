@@ -79,8 +79,8 @@ class SendQueue:
 
 FRAGMENT_BYTES_LARGEST = 1 << 20
 PAGE_BYTES = 4096
-URGENT_NS = 8_000_000
-"""Duration of a fragment of an urgent block: all connections share it."""
+FIRST_NS = 4_000_000
+"""Duration of a fragment of the first block of a transfer, which all connections share."""
 FRAGMENT_NS, FRAGMENT_ROUND_TRIPS = 16_000_000, 1 / 5
 """Duration of the others: the longer of a time and a part of the round trip.
 
@@ -396,7 +396,9 @@ class DataSenders:
             self._backlog_bytes = backlog_bytes(share, rtt_ns, least)
             with self._queue as queue:
                 queue.fragment_bytes = _expanded(size, expansion)
-                queue.urgent_bytes = _expanded(urgent_bytes(share, least), expansion)
+                queue.first_fragment_bytes = _expanded(
+                    first_fragment_bytes(share, least), expansion
+                )
         self._fit()
         self._fill()
 
@@ -554,9 +556,9 @@ def fragment_bytes(
     return _size(bytes_per_s, lasts_ns, bytes_min)
 
 
-def urgent_bytes(bytes_per_s: int, bytes_min: int = SEND_LIMITS.fragment_bytes_min) -> int:
-    """Return the size of the fragments of urgent blocks."""
-    return _size(bytes_per_s, URGENT_NS, bytes_min)
+def first_fragment_bytes(bytes_per_s: int, bytes_min: int = SEND_LIMITS.fragment_bytes_min) -> int:
+    """Return the size of the fragments of first blocks."""
+    return _size(bytes_per_s, FIRST_NS, bytes_min)
 
 
 def backlog_bytes(
@@ -572,7 +574,7 @@ def backlog_bytes(
         rtt_ns: Round trip of the path.
     """
     fragment = fragment_bytes(bytes_per_s, rtt_ns, bytes_min)
-    return max(fragment, 2 * urgent_bytes(bytes_per_s, bytes_min))
+    return max(fragment, 4 * first_fragment_bytes(bytes_per_s, bytes_min))
 
 
 def _size(bytes_per_s: int, lasts_ns: int, bytes_min: int) -> int:
