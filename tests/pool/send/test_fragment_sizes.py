@@ -12,17 +12,21 @@ from prfaas.core.transfer.sender import Sender
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.net.link_end import SEND_LIMITS, Destination, LinkEnd
-from prfaas.pool.send.data_sender import (
+from prfaas.pool.send.data_sender import SendQueue
+from prfaas.pool.send.fragment_sizes import (
     FRAGMENT_BYTES_LARGEST,
-    SendQueue,
-    backlog_bytes,
-    first_fragment_bytes,
-    fragment_bytes,
+    FragmentSizes,
+    fragment_sizes,
 )
 from prfaas.pool.send.link_control import LinkControl
 from prfaas.wire.sockets import TcpInfo
 
 MS, KIB = 1_000_000, 1 << 10
+LEAST = SEND_LIMITS.fragment_bytes_min
+
+
+def sizes(bits_per_s: int, num_connections: int, rtt_ms: int) -> FragmentSizes:
+    return fragment_sizes(bits_per_s // 8 // num_connections, rtt_ms * MS, LEAST)
 
 
 @pytest.mark.parametrize(
@@ -40,23 +44,21 @@ MS, KIB = 1_000_000, 1 << 10
 def test_a_fragment_lasts_sixteen_milliseconds_or_a_fifth_of_a_round_trip(
     bits_per_s: int, num_connections: int, rtt_ms: int, kib: int
 ) -> None:
-    assert fragment_bytes(bits_per_s // 8 // num_connections, rtt_ms * MS) == kib * KIB
+    assert sizes(bits_per_s, num_connections, rtt_ms).largest == kib * KIB
 
 
 @pytest.mark.parametrize(("num_connections", "kib"), [(4, 128), (6, 128), (16, 32)])
 def test_a_fragment_of_a_first_block_lasts_four_milliseconds(
     num_connections: int, kib: int
 ) -> None:
-    assert first_fragment_bytes(10**9 // 8 // num_connections) == kib * KIB
+    assert sizes(10**9, num_connections, 40).first == kib * KIB
 
 
 def test_no_fragment_is_outside_of_its_limits() -> None:
     for bytes_per_s in (0, 1, 10**6, 10**12):
-        size = first_fragment_bytes(bytes_per_s)
-        assert SEND_LIMITS.fragment_bytes_min <= size <= FRAGMENT_BYTES_LARGEST
         for rtt_ns in (0, 10**6, 10**10):
-            size = fragment_bytes(bytes_per_s, rtt_ns)
-            assert SEND_LIMITS.fragment_bytes_min <= size <= FRAGMENT_BYTES_LARGEST
+            for size in fragment_sizes(bytes_per_s, rtt_ns, LEAST)[:2]:
+                assert LEAST <= size <= FRAGMENT_BYTES_LARGEST
 
 
 @pytest.mark.parametrize(
@@ -66,9 +68,9 @@ def test_an_urgent_block_waits_for_two_short_fragments_or_a_long_one(
     num_connections: int, rtt_ms: int, backlog_ms: int
 ) -> None:
     bytes_per_s = 10**9 // 8 // num_connections
-    backlog = backlog_bytes(bytes_per_s, rtt_ms * MS)
-    assert backlog_ms - 1 < backlog / bytes_per_s * 1e3 <= backlog_ms
-    assert backlog >= fragment_bytes(bytes_per_s, rtt_ms * MS)
+    found = sizes(10**9, num_connections, rtt_ms)
+    assert backlog_ms - 1 < found.backlog / bytes_per_s * 1e3 <= backlog_ms
+    assert found.backlog >= found.largest
 
 
 class Tuned:
