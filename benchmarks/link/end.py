@@ -42,7 +42,7 @@ from prfaas.pool.receive.data_port import DataPort
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.receive.link_server import LinkPort
-from prfaas.pool.send import data_sender
+from prfaas.pool.send import fragment_sizes
 from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.store.block_store import BlockStore
@@ -385,7 +385,7 @@ if __name__ == "__main__":
     if control := os.environ.get("BENCH_CONGESTION_CONTROL"):
         sockets.CONGESTION_CONTROL = control.encode()
     if part := os.environ.get("BENCH_FRAGMENT_ROUND_TRIPS"):
-        data_sender.FRAGMENT_ROUND_TRIPS = float(part)
+        fragment_sizes.FRAGMENT_ROUND_TRIPS = float(part)
     role, directory, address, *rest = sys.argv[1:]
     if role == "receive":
         asyncio.run(receive(Path(directory), address))

@@ -44,6 +44,15 @@ def test_a_block_is_cut_and_covered_exactly() -> None:
     assert share.in_flight_bytes == SIZE
 
 
+def test_a_first_block_is_cut_smaller() -> None:
+    """More of it goes over the connections that are free first."""
+    share = LinkShare(500)
+    share.first_fragment_bytes = 250
+    for number in range(3):
+        share.add(block(1, number))
+    assert [fragment.num_bytes for fragment in drain(share)] == [250] * 4 + [500] * 4
+
+
 def test_a_first_block_goes_before_anothers_bulk() -> None:
     share = LinkShare(SIZE)
     for number in range(10):

@@ -115,7 +115,7 @@ async def test_an_older_sender_keeps_its_link_with_the_connections_of_its_share(
         writer.write(encode(Join(pool=NAMES[0], link="word", number=number)))
         ends.append((reader, writer))
     await until(lambda: sum(is_over(reader) for reader, _ in ends) == 5)
-    assert len(pd.node.link_port.data._receivers) == limit
+    await until(lambda: len(pd.node.link_port.data._receivers) == limit)
     assert not peer.closed
     assert not peer.of(Connections)
     assert pd.metric("connections_refused_total", port="link") == 0

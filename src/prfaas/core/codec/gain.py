@@ -118,7 +118,7 @@ BLOCK_TOKENS = 64
 """Tokens of a block where nothing else is given: `kivi4` gains less in blocks of less than 32."""
 SPEEDS = {
     Quality.FP8: CodecSpeed(1.5e9, 3.7e9),
-    Quality.KIVI4: CodecSpeed(0.6e9, 1.2e9),
+    Quality.KIVI4: CodecSpeed(1.5e9, 2.5e9),
     Quality.STATE: CodecSpeed(2.2e9, 5.7e9),
 }
 """Rate of a core by what is rounded, bytes of blocks a second, digests included: the sender codes

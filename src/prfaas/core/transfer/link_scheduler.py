@@ -137,7 +137,9 @@ class LinkShare:
     """
 
     def __init__(self, fragment_bytes: int) -> None:
-        self.fragment_bytes = fragment_bytes
+        self.fragment_bytes = self.first_fragment_bytes = fragment_bytes
+        """Largest fragment, and that of first blocks: connections that are free early carry more of
+        them."""
         self._lanes: dict[bytes, _Lane] = {}
         self._in_flight: dict[int, dict[OutgoingBlock, list[Fragment]]] = {}
         self._started: dict[bool, OutgoingBlock | None] = {True: None, False: None}
@@ -256,7 +258,8 @@ class LinkShare:
         whole = lane.waiting.popleft()
         if whole.is_cut or whole.block.has_arrived:
             return whole
-        size = min(self.fragment_bytes, whole.num_bytes)
+        most = self.first_fragment_bytes if lane.first_bytes > 0 else self.fragment_bytes
+        size = min(most, whole.num_bytes)
         if size < whole.num_bytes:
             rest = Fragment(whole.block, whole.offset + size, whole.num_bytes - size)
             lane.waiting.appendleft(rest)

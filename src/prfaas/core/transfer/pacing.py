@@ -109,6 +109,11 @@ class Pacer:
         self._renewed_at_ns = 0
         self._rtts: deque[tuple[int, int]] = deque()
 
+    @property
+    def shortest_rtt_ns(self) -> int:
+        """Round trip of the path without a queue; 0 if it is not known."""
+        return self._rtts[0][1] if self._rtts else 0
+
     def limit(self, budget_bits_per_s: int) -> None:
         """Change the operator's limit; a ceiling that was the limit follows it up."""
         was_limit = self.bits_per_s >= self._budget
@@ -212,7 +217,7 @@ class Pacer:
         while self._rtts and self._rtts[-1][1] >= rtt_ns:
             self._rtts.pop()
         self._rtts.append((now_ns, rtt_ns))
-        return self._rtts[0][1]
+        return self.shortest_rtt_ns
 
 
 CONNECTIONS_MIN, CONNECTIONS_MAX = 2, 16

@@ -249,10 +249,24 @@ def _name(prefix: FragmentPrefix) -> Name:
     return *named, prefix.is_inherited, prefix.stream_bytes, prefix.block_bytes
 
 
-WAKE_BYTES, RECORD_BYTES = 64 << 10, 18 << 10
-"""Bytes for which a reader of a TLS connection wakes up; a TLS record may be partly read."""
-SEALED_WAKE_BYTES = 1 << 20
-"""The same without TLS: nothing can be done before a fragment is whole."""
+WAKE_BYTES, RECORD_BYTES = 1 << 20, 18 << 10
+"""Bytes for which a reader wakes up, so that it does rarely; a TLS record may be partly read."""
+
+
+def _records_into(connection: ssl.SSLSocket) -> Callable[[memoryview], int]:
+    """Return `recv_into` that reads all TLS records that have arrived, and not one a call."""
+
+    def fill(view: memoryview) -> int:
+        count = 0
+        try:
+            while count < len(view) and (part := connection.recv_into(view[count:])):
+                count += part
+        except ssl.SSLWantReadError:
+            if not count:
+                raise
+        return count
+
+    return fill
 
 
 class FragmentOwner(Protocol):
@@ -305,6 +319,11 @@ class FragmentReader:
         self._receiver = receiver
         self._connection = connection
         self._is_tls = isinstance(connection, ssl.SSLSocket)
+        self._fill: Callable[[memoryview], int] = (
+            _records_into(connection)
+            if isinstance(connection, ssl.SSLSocket)
+            else connection.recv_into
+        )
         self._number = connection.fileno()
         self._assembly = assembly
         self._nowhere = memoryview(bytearray(FRAGMENT_BYTES_MAX))
@@ -355,9 +374,13 @@ class FragmentReader:
         self._stream.divert(self._nowhere)
         self._claimed = None
 
-    def go_on(self, block: ReceivedBlock) -> None:
-        """A block is dealt with: free are further ones."""
+    def has_arrived(self, block: ReceivedBlock) -> bool:
+        """A block is dealt with; return True if `go_on` has to follow. Any thread may call it."""
         self._assembly.has_arrived(block)
+        return self._is_paused
+
+    def go_on(self) -> None:
+        """Read further blocks."""
         if self._is_paused and not self.ended.done():
             self._is_paused = False
             self._loop.add_reader(self._number, self._read)
@@ -368,8 +391,8 @@ class FragmentReader:
         try:
             while left > 0 and not self._is_paused and not self.ended.done():
                 view = self._stream.view
-                count = self._connection.recv_into(view)
-                is_empty = count < len(view) and not self._is_tls
+                count = self._fill(view)
+                is_empty = count < len(view)
                 del view  # It would keep the block of the last fragment.
                 if not count:
                     self._stream.ended()
@@ -394,11 +417,8 @@ class FragmentReader:
 
     def _sleep(self) -> None:
         """Wake up for a large part of the missing bytes, not for every segment."""
-        missing = self._stream.missing_bytes
-        if self._is_tls:
-            wanted = min(max(1, missing - RECORD_BYTES), WAKE_BYTES)
-        else:
-            wanted = min(max(1, missing), SEALED_WAKE_BYTES)
+        missing = self._stream.missing_bytes - (RECORD_BYTES if self._is_tls else 0)
+        wanted = min(max(1, missing), WAKE_BYTES)
         if wanted != self._wakes_at:
             self._wakes_at = wanted
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
@@ -434,6 +454,10 @@ class FragmentReader:
             return
         self._claimed = None
         block = self._assembly.written(prefix, self)
-        if block is not None and not self._receiver.deliver(block, self):
-            self._is_paused = True
+        if block is None:
+            return
+        self._is_paused = True  # Before it is counted: one that is dealt with then finds it so.
+        if self._receiver.deliver(block, self):
+            self._is_paused = False
+        else:
             self._loop.remove_reader(self._number)

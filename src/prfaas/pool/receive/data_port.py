@@ -6,6 +6,7 @@ How many there may be, and which link each is of.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import socket
 import ssl
@@ -84,8 +85,8 @@ class DataReceiver:
         self._known, self.decoding = port.inbound.known, port.decoding
         self._task: asyncio.Task[None] | None = None
         self.is_killed = False
-        self._num_waiting = 0
-        """Blocks that were handed on and are not dealt with."""
+        self._num_handed_on = self._num_dealt_with = 0
+        """Blocks; the lane counts the first, the node's loop the second."""
         self._unwanted = b""
         """The last transfer that was refused."""
 
@@ -190,9 +191,9 @@ class DataReceiver:
     def deliver(self, block: ReceivedBlock, reader: FragmentReader) -> bool:
         """Have a block's digest compared and hand it on; returns true if the next one may follow
         immediately."""
-        self._num_waiting += 1
+        self._num_handed_on += 1
         self._port.end.io.hash(lambda: self._check(block, reader))
-        return self._num_waiting < DELIVERIES_MAX
+        return self._num_handed_on - self._num_dealt_with < DELIVERIES_MAX
 
     def _check(self, block: ReceivedBlock, reader: FragmentReader) -> None:
         """On the thread for digests."""
@@ -202,19 +203,17 @@ class DataReceiver:
             self._lane.call(reader.fail, without_frames(refused))
             return
         if block.is_intact:
-            self._port.tell(
-                self._port.inbound.block,
-                self.peer,
-                block,
-                lambda: self._lane.call(self._dealt_with, reader, block),
-            )
+            done = functools.partial(self._dealt_with, reader, block)
+            self._port.tell(self._port.inbound.block, self.peer, block, done)
         else:
             error = DigestError(f"block {block.key.block_hash.hex()[:12]} fails its digest")
             self._lane.call(reader.fail, error)
 
     def _dealt_with(self, reader: FragmentReader, block: ReceivedBlock) -> None:
-        self._num_waiting -= 1
-        reader.go_on(block)
+        """On the node's loop. The lane is woken only if it waits: that costs as much as a read."""
+        self._num_dealt_with += 1  # Before it looks.
+        if reader.has_arrived(block):
+            self._lane.call(reader.go_on)
 
 
 async def _read_opening(connection: socket.socket) -> Opening:

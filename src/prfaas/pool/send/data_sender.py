@@ -18,11 +18,11 @@ from prfaas.core.transfer.link_scheduler import Fragment, LinkShare, OutgoingBlo
 from prfaas.errors import PeerError, without_frames
 from prfaas.logs import log_event
 from prfaas.pool.net.io_thread import Lane
-from prfaas.pool.net.link_end import SEND_LIMITS, Destination, LinkEnd
+from prfaas.pool.net.link_end import Destination, LinkEnd
 from prfaas.pool.net.tls_sockets import connect, shake_hands
+from prfaas.pool.send.fragment_sizes import fragment_sizes
 from prfaas.pool.send.link_coding import LinkCoding, Scratch
 from prfaas.tasks import Backoff
-from prfaas.units import NS_PER_S
 from prfaas.wire.fragments import FRAGMENT_BYTES_MAX
 from prfaas.wire.identity import peer_name
 from prfaas.wire.messages.codec import encode
@@ -77,15 +77,7 @@ class SendQueue:
             return self._share.take(connection, now_ns)
 
 
-FRAGMENT_BYTES_LARGEST = 1 << 20
 PAGE_BYTES = 4096
-FRAGMENT_NS, FRAGMENT_ROUND_TRIPS = 8_000_000, 1 / 5
-"""Duration of a fragment: the longer of a time and a part of the round trip.
-
-It is short enough that all connections share a block and an urgent one waits little, and long
-enough that headers and scheduling do not matter: most of the CPU time of a slow link is spent for
-each fragment, and not for each byte.
-"""
 CONNECT_TIMEOUT_S = 5.0
 STABLE_S = 5.0
 """A connection that lasted so long was no refusal: the next attempt follows soon."""
@@ -322,7 +314,7 @@ class DataSenders:
         self._slots: list[_Slot] = []
         self._connections: list[DataConnection] = []
         self._is_closed = False
-        self._fragment_bytes, self._backlog_bytes = FRAGMENT_BYTES, 2 * FRAGMENT_BYTES
+        self._backlog_bytes = 2 * FRAGMENT_BYTES
         self._num_renewed = 0
         queue.on_more = self._more
 
@@ -390,11 +382,11 @@ class DataSenders:
         self._pacing_bits_per_s = pacing_bits_per_s
         if bits_per_s:
             share = bits_per_s // 8 // min(self._num_wanted, self._num_max or self._num_wanted)
-            least = self._limits.fragment_bytes_min
-            self._fragment_bytes = fragment_bytes(share, rtt_ns, least)
-            self._backlog_bytes = backlog_bytes(share, rtt_ns, least)
+            sizes = fragment_sizes(share, rtt_ns, self._limits.fragment_bytes_min)
+            self._backlog_bytes, expansion = sizes.backlog, self._coding.expansion
             with self._queue as queue:
-                queue.fragment_bytes = _expanded(self._fragment_bytes, self._coding.expansion)
+                queue.fragment_bytes = _expanded(sizes.largest, expansion)
+                queue.first_fragment_bytes = _expanded(sizes.first, expansion)
         self._fit()
         self._fill()
 
@@ -537,33 +529,3 @@ class DataSenders:
 def _expanded(num_bytes: int, expansion: float) -> int:
     """Bytes of a block whose code has as many bytes, in whole pages."""
     return min(FRAGMENT_BYTES_MAX, round(num_bytes * expansion)) // PAGE_BYTES * PAGE_BYTES
-
-
-def fragment_bytes(
-    bytes_per_s: int, rtt_ns: int, bytes_min: int = SEND_LIMITS.fragment_bytes_min
-) -> int:
-    """Return the size of the fragments of one connection: a power of two, so that sizes are few.
-
-    Args:
-        bytes_per_s: Throughput of the connection.
-        rtt_ns: Round trip of the path.
-    """
-    lasts_ns = max(FRAGMENT_NS, round(rtt_ns * FRAGMENT_ROUND_TRIPS))
-    wanted = 1 << max(0, bytes_per_s * lasts_ns // NS_PER_S - 1).bit_length()
-    return max(bytes_min, min(FRAGMENT_BYTES_LARGEST, wanted))
-
-
-def backlog_bytes(
-    bytes_per_s: int, rtt_ns: int, bytes_min: int = SEND_LIMITS.fragment_bytes_min
-) -> int:
-    """Return what a socket holds beyond its congestion window; an urgent block waits for it.
-
-    The kernel asks for more when half of it is left, which has to last until the lane runs; on far
-    paths half a fragment lasts so long.
-
-    Args:
-        bytes_per_s: Throughput of the connection.
-        rtt_ns: Round trip of the path.
-    """
-    fragment = fragment_bytes(bytes_per_s, rtt_ns, bytes_min)
-    return max(fragment, 2 * fragment_bytes(bytes_per_s, 0, bytes_min))

@@ -29,6 +29,10 @@ SAMPLE_NS = 50_000_000
 REPORT_EVERY, IDLE_EVERY = 10, 20
 """Samples of a busy link between two reports, and looks at an idle one between two samples."""
 
+SHRINK, BUSY = 0.98, 0.2
+"""Fragments get half as large in two seconds at least, and no smaller while a lane at either end
+needs a core for that part of the time."""
+
 
 class SampleCount:
     """Counts the looks at a link, and decides at which of them its counters are read.
@@ -139,7 +143,7 @@ class LinkMeter:
         return self._idle_bits_per_s if self._is_idle else self._budget_bits_per_s
 
     @property
-    def _shown_goodput(self) -> int:
+    def shown_goodput(self) -> int:
         """The goodput; 0 where a smaller budget held it, which shows nothing of the path."""
         rate, held = self._telemetry.goodput_bits_per_s, self._filled_bits_per_s
         is_held = rate >= BOUND * held and 0 < held < self._idle_bits_per_s
@@ -172,7 +176,7 @@ class LinkMeter:
         values = {name: getattr(last, name) for name in last.__struct_fields__}
         values["age_ns"] = max(0, now_ns - self._sampled_at_ns)
         values["budget_bits_per_s"] = self._shown_budget
-        values["goodput_bits_per_s"] = self._shown_goodput
+        values["goodput_bits_per_s"] = self.shown_goodput
         values["open_arrived_bytes"] = open_arrived_bytes
         values["coding_ratio"] = min(coding_ratio, RATIO_MAX)
         values["encryption"] = encryption
@@ -207,6 +211,8 @@ class LinkControl:
         self._meter = LinkMeter(to.budget_bits_per_s)
         self._pacer = Pacer(to.budget_bits_per_s)
         self._loss = PathLoss()
+        self._size_bits_per_s = 0
+        """Rate by which fragments are cut."""
 
     @property
     def telemetry(self) -> LinkTelemetry:
@@ -284,6 +290,8 @@ class LinkControl:
             if looks.is_due(is_idle=not (num_open or any(left))):
                 self._sample(senders, now_ns, *left)
                 if looks.is_report:
+                    self._metrics.set_link(self._to.peer, self.telemetry)
+                    self._metrics.set_encryption(self._to.peer, SENT, self._encryption)
                     ping = Ping(at_ns=time.monotonic_ns(), connections=senders.connections)
                     channel.send(ping)
                     if (num_open or was_busy) and channel.is_open and senders.num_open:
@@ -297,32 +305,30 @@ class LinkControl:
         infos, meter = senders.tcp_infos(), self._meter
         meter.sample(now_ns, infos, queued_bytes, in_flight_bytes)
         self._loss.sample(infos)
-        self._tune(senders, now_ns)
+        busy = self._busy.share()
+        self._tune(senders, now_ns, max(busy, self._receiver_busy))
         self._coding.sample(
-            meter.fresh_bits_per_s / 8,
-            self._busy.share(),
-            self._receiver_busy,
-            meter.network_share,
+            meter.fresh_bits_per_s / 8, busy, self._receiver_busy, meter.network_share
         )
-        self._metrics.set_link(self._to.peer, self.telemetry)
-        self._metrics.set_encryption(self._to.peer, SENT, self._encryption)
 
-    def _tune(self, senders: DataSenders, now_ns: int) -> None:
+    def _tune(self, senders: DataSenders, now_ns: int, busy: float) -> None:
         """Adapt pacing, fragments and the number of connections to the measurements."""
         meter = self._meter
         pace = self._pacer.sample(
             now_ns, meter.fresh_bits_per_s, meter.path_rtt_ns, senders.num_open
         )
         if meter.fresh_bits_per_s:
-            rate = self.telemetry.goodput_bits_per_s
+            rate = meter.shown_goodput
             wanted = self._to.num_connections or num_connections(
                 max(rate, self._budget_bits_per_s),
-                meter.path_rtt_ns,
+                self._pacer.shortest_rtt_ns,  # Not what waiting for a core adds.
                 is_lossy=self._loss.is_lossy,
             )
             if pace.restart or pace.renew:
                 senders.restart_control(is_one=not pace.restart)
             paced = round(pace.bits_per_s * self._pacer.slack)
-            # Not by what is sent: smaller fragments cost more of the CPU for each byte, and a host
-            # that is short of it would send ever less.
-            senders.tune(wanted, paced, max(rate, pace.bits_per_s), meter.path_rtt_ns)
+            # Not by what is sent, nor by a ceiling that was cut just now: smaller fragments cost
+            # more of the CPU for each byte, and a host that is short of it would send ever less.
+            kept = 1.0 if busy > BUSY else SHRINK
+            self._size_bits_per_s = max(rate, pace.bits_per_s, round(kept * self._size_bits_per_s))
+            senders.tune(wanted, paced, self._size_bits_per_s, meter.path_rtt_ns)
