@@ -22,6 +22,7 @@ from random import Random
 from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch.types import Arrival
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.kv.hashes import Hashes
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
 from prfaas.core.routing.predictions import Costs
 from prfaas.gateway.routing.dispatch_driver import Driver
@@ -73,11 +74,10 @@ def deployment(num_local: int, num_remote: int, *, roles: bool = False) -> Deplo
     )
 
 
-def chain(family: int, num_blocks: int, num_shared: int) -> list[bytes]:
+def chain(family: int, num_blocks: int, num_shared: int) -> Hashes:
     """Hashes of a family's prompt, which begins like those of all families."""
     ends = (Random(0).randbytes(32 * num_shared), Random(family + 1).randbytes(32 * num_blocks))
-    joined = ends[0] + ends[1][len(ends[0]) :]
-    return [joined[at : at + 32] for at in range(0, 32 * num_blocks, 32)]
+    return Hashes((ends[0] + ends[1][len(ends[0]) :])[: 32 * num_blocks])
 
 
 def make(
@@ -152,7 +152,7 @@ def measure(options: argparse.Namespace, num_shared: int) -> list[int]:
     for number in range(options.decisions):
         among = num_families if options.known_share < 1 else 2 * num_families
         hashes = chain(draw.randrange(among), prompt_blocks, num_shared)
-        hashes[num_known:] = chain(-number - 2, prompt_blocks - num_known, 0)
+        new = chain(-number - 2, prompt_blocks - num_known, 0)
         length = options.prompt_tokens + 1
         arrival = Arrival(
             number,
@@ -160,7 +160,7 @@ def measure(options: argparse.Namespace, num_shared: int) -> list[int]:
             length,
             shippable_tokens=layout.last_boundary(length),
             layout=layout,
-            hashes=hashes,
+            hashes=Hashes(hashes[:num_known].data + new.data),
         )
         started, cpu_started = time.perf_counter_ns(), time.thread_time_ns()
         driver.route(arrival, time.monotonic_ns())

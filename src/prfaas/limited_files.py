@@ -48,7 +48,10 @@ def read_limited(path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
             raise ConfigError(f"{path} is a pipe, a socket or a device; give a regular file")
         if found.st_size > bytes_max:
             raise ConfigError(f"{path} has {found.st_size} bytes, limit {bytes_max}")
-        data = file.read(bytes_max + 1)
+        # As much as it has: room for `bytes_max` takes longer to get than a file of settings.
+        data = file.read(found.st_size + 1)
+        if len(data) > found.st_size:
+            data += file.read(bytes_max + 1 - len(data))
     if len(data) > bytes_max:
         raise ConfigError(f"{path} has more than {bytes_max} bytes, the limit")
     return data

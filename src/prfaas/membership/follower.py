@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from prfaas.core.membership.machine import Action, Join, Leave, Membership, Withhold
@@ -24,6 +25,7 @@ from prfaas.tasks import cancel_all
 
 DRAIN_LOOK_S = 0.2
 """Time between two looks at members that drain."""
+FAULTS_LOOK_S = 1.0
 FAILED = "it has failed in an unforeseen way"
 _log = logging.getLogger(__name__)
 
@@ -48,6 +50,8 @@ class MembershipFollower:
         self.machine, self.sources = machine, list(sources)
         self._connections, self._matters = connections, matters
         self._tasks: list[asyncio.Task[None]] = []
+        self._acted = asyncio.Event()
+        """Set by whatever may have let a member begin to drain."""
         self._failed_pause_s = failed_pause_s
         self._refused: set[tuple[str, str]] = set()
         self._faults: dict[str, str] = {}
@@ -129,8 +133,14 @@ class MembershipFollower:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(DRAIN_LOOK_S)
-            self.drain()
+            if self.machine.is_draining:
+                await asyncio.sleep(DRAIN_LOOK_S)
+                self.drain()
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FAULTS_LOOK_S):
+                        await self._acted.wait()
+            self._acted.clear()
             self._note_faults()
 
     def drain(self) -> None:
@@ -138,6 +148,8 @@ class MembershipFollower:
         self._run(self.machine.drained(self._connections.is_idle, time.monotonic_ns()))
 
     def _run(self, actions: list[Action]) -> None:
+        if actions:
+            self._acted.set()
         for action in actions:
             match action:
                 case Join(member):

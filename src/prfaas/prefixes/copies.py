@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from prfaas.core.kv.blocks import HASH_BYTES, Layout
+from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.hashes import Hashes
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.transfer.tickets import Prefix
@@ -139,8 +140,7 @@ class CopyOffers:
     def _offers(
         self, recent: Recent, layout: Layout, sources: Sequence[str], destination: str
     ) -> list[CopyOffer]:
-        data = recent.hashes
-        hashes = [data[at : at + HASH_BYTES] for at in range(0, len(data), HASH_BYTES)]
+        hashes = Hashes(recent.hashes)
         num_tokens = len(hashes) * layout.tokens_per_hash + 1
         hits, _ = self._index.hits(layout, hashes, num_tokens, POOL_TIERS)
         have_tokens = hits.get(destination, 0)

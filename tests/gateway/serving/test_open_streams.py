@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import tracemalloc
 from typing import Any
 
@@ -52,3 +53,26 @@ async def test_bytes_of_an_open_stream(world: World) -> None:
     assert num_bytes < BYTES_MAX, f"{num_bytes:.0f} bytes"
     for response in held:
         response.close()
+
+
+async def test_a_chat_that_is_tokens_is_kept_as_tokens_alone(world: World) -> None:
+    """Neither the bytes of its body nor its messages are kept while it streams."""
+    world.decode.script = hold
+    text = "A text of some length. " * 50
+    body = json.dumps({"messages": [{"role": "user", "content": text}], "stream": True})
+    headers = {"Content-Type": "application/json"}
+    async with world.http.post(
+        f"{world.url}/v1/chat/completions", data=body, headers=headers
+    ) as response:
+        while b"Hello" not in (line := await response.content.readline()):
+            assert line
+        gc.collect()
+        kept = gc.get_objects()
+        requests = [each for each in kept if isinstance(each, web.Request)]
+        [chat] = (each for each in requests if each.path == "/v1/chat/completions")
+        assert chat._read_bytes is None
+        assert not [each for each in kept if isinstance(each, list) and _is_chat(each, text)]
+
+
+def _is_chat(found: list[Any], text: str) -> bool:
+    return any(isinstance(each, dict) and each.get("content") == text for each in found)

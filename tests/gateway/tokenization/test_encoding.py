@@ -15,6 +15,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
+from prfaas.core.kv.hashes import Hashes
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.naming.page_chain import page_chain
 from prfaas.gateway.tokenization.known_prefixes import Naming
@@ -27,15 +28,16 @@ texts = st.lists(st.sampled_from(PIECES) | st.characters(codec="utf-8"), max_siz
 many = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def whole(name: str, text: str, special: bool) -> tuple[array[int], list[bytes]]:
+def whole(name: str, text: str, special: bool) -> tuple[array[int], Hashes]:
     ids = array("I", tokenizer(name).encode(text, add_special_tokens=special))
-    return ids, hash_chain(ids, tokens_per_hash=4, seed="7", cache_salt="salt")
+    names = hash_chain(ids, tokens_per_hash=4, seed="7", cache_salt="salt")
+    return ids, Hashes(b"".join(names))
 
 
 def test_a_prompt_is_named_by_the_scheme_of_its_engines() -> None:
     pages = replace(LAYOUT, hash_scheme=HashScheme.SGLANG_PAGES)
     ids, found = Encoder(tokenizer("qwen")).encode("the cat sat " * 9, False, Naming("a", pages))
-    assert found == page_chain(ids, tokens_per_page=4, cache_salt="a")
+    assert list(found) == page_chain(ids, tokens_per_page=4, cache_salt="a")
 
 
 @pytest.mark.parametrize("name", ZOO)

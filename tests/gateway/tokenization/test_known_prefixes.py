@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import random
@@ -14,6 +15,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
+from prfaas.core.kv.hashes import NO_HASHES, Hashes
 from prfaas.core.kv.naming.prompt_names import prompt_hashes
 from prfaas.gateway.tokenization.known_prefixes import (
     SPAN_CHARS,
@@ -100,7 +102,7 @@ def encoder_for(name: str, template: str = CHATML) -> Encoder:
     return Encoder(tokenizer(name), rendered([{"role": "user", "content": "x"}] * 3, template))
 
 
-def whole(name: str, text: str, naming: Naming) -> tuple[array[int], list[bytes]]:
+def whole(name: str, text: str, naming: Naming) -> tuple[array[int], Hashes]:
     ids = array("I", tokenizer(name).encode(text, add_special_tokens=False))
     assert naming.layout is not None
     return ids, prompt_hashes(naming.layout, ids, naming.cache_salt)
@@ -134,7 +136,8 @@ def long_chat(num_turns: int, seed: int = 0) -> Chat:
 
 
 def test_a_turn_costs_what_is_new_of_it() -> None:
-    """Characters that are tokenised, tokens that are hashed, and instructions."""
+    """Characters that are tokenised, tokens that are hashed, instructions, and objects that each
+    garbage collection looks at as long as the request is open."""
     encoder, naming = encoder_for("qwen"), Naming("salt", LAYOUT, "tenant")
     counting = Counting(encoder)
     chat, spent = long_chat(81), []
@@ -148,6 +151,7 @@ def test_a_turn_costs_what_is_new_of_it() -> None:
     early, late = spent[10][1], spent[-1][1]
     # A part that is known takes a hundred; to hash 60 messages of 5,000 characters takes 150,000.
     assert late < early + 110 * (81 - 21), (early, late)
+    assert (len(hashes) > 5000, len(gc.get_referents(hashes)) < 3) == (True, True)
 
 
 def test_a_new_salt_or_layout_or_tenant_knows_nothing() -> None:
@@ -177,7 +181,7 @@ def keep(known: KnownPrefixes, tenant: str, number: int) -> str:
     text = f"{number}{'x' * SPAN_CHARS}{START}y"
     naming = Naming("salt", None, tenant)
     found = known.find(text, naming)
-    known.keep(text, naming, found, array("I", [0] * 1000 + [1, 2]), [])
+    known.keep(text, naming, found, array("I", [0] * 1000 + [1, 2]), NO_HASHES)
     return text
 
 

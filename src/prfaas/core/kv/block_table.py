@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from prfaas.core.invariants import hold
 from prfaas.core.kv.blocks import HASH_BYTES
+from prfaas.core.kv.hashes import joined
 
 _TAIL = HASH_BYTES // 8
 _ODD = 0x9E3779B97F4A7C15
@@ -45,7 +46,7 @@ def _salt(layout_id: bytes, group: int) -> np.uint64:
 
 def tails(hashes: Sequence[bytes]) -> Keys:
     """The last 64 bits of each 32-byte hash."""
-    words = np.frombuffer(b"".join(hashes), ">u8")
+    words = np.frombuffer(joined(hashes), ">u8")
     if len(words) != _TAIL * len(hashes):
         raise ValueError(f"a block hash has {HASH_BYTES} bytes")
     return words[_TAIL - 1 :: _TAIL].astype(np.uint64)

@@ -22,6 +22,7 @@ from math import ceil, sqrt
 from typing import Literal
 
 from prfaas.core.kv.blocks import HASH_BYTES, BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.kv.hashes import joined
 from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
 TYPICAL_TOKENS = 32_768
@@ -282,7 +283,7 @@ def manifest_of(
     for group in layout.groups:
         first, last = listed_range(layout, group, have_tokens, final_tokens)
         stride = group.tokens_per_block // layout.tokens_per_hash
-        names = b"".join(hashes[(first + 1) * stride - 1 : last * stride : stride])
+        names = joined(hashes[(first + 1) * stride - 1 : last * stride : stride])
         if len(names) != (last - first) * HASH_BYTES:
             raise ValueError(
                 f"cache group {group.index} has {last - first} blocks between {have_tokens} and "

@@ -170,7 +170,7 @@ class TimedInstance:
             self._keep(work, self._chain(whole, work.cache_salt), whole, start, end)
 
     def _chain(self, tokens: list[int], cache_salt: str | None) -> list[bytes]:
-        return prompt_hashes(self.layout, tokens, cache_salt)
+        return list(prompt_hashes(self.layout, tokens, cache_salt))
 
     def _end(self, work: PromptWork) -> None:
         self._works.pop(work.sequence, None)

@@ -136,6 +136,7 @@ class CompletionService:
                 plan = await parts.planner.plan(client, tenant, exchange.record)
             finally:
                 parts.metrics.decided(exchange.record)
+            client.forget_messages()
             turn.planned(plan.route.number, plan.routed, streams=client.stream)
             return await RequestRun(parts, exchange, plan, turn).answer()
 

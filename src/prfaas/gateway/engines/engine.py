@@ -12,11 +12,10 @@ from prfaas.config.clusters import ClusterRole, EngineTable
 from prfaas.errors import EngineError
 
 _SAMPLE = re.compile(
-    rb"^(?:vllm|sglang):(num_requests_waiting|num_requests_running|kv_cache_usage_perc|"
+    rb"\n(?:vllm|sglang):(num_requests_waiting|num_requests_running|kv_cache_usage_perc|"
     rb"generation_tokens_total|"
     rb"num_queue_reqs|num_running_reqs|token_usage)(\{[^}\n]*\})? "
-    rb"([0-9]{1,20}(?:\.[0-9]{0,20})?(?:[eE][+-]?[0-9]{1,4})?)$",
-    re.MULTILINE,
+    rb"([0-9]{1,20}(?:\.[0-9]{0,20})?(?:[eE][+-]?[0-9]{1,4})?)(?=\n)"
 )
 _WAITING, _RUNNING, _USE = b"num_requests_waiting", b"num_requests_running", b"kv_cache_usage_perc"
 _MADE = b"generation_tokens_total"
@@ -46,7 +45,7 @@ def load_in(metrics: bytes, rank: int | None = None) -> EngineLoad:
     """The load on a page of metrics: of a data-parallel rank, or summed over all of them."""
     label = b"" if rank is None else b'engine="%d"' % rank
     found: dict[bytes, list[float]] = {_WAITING: [], _RUNNING: [], _USE: [], _MADE: []}
-    for name, labels, value in _SAMPLE.findall(metrics):
+    for name, labels, value in _SAMPLE.findall(b"\n%b\n" % metrics):
         if label in labels:
             found[_OF_SGLANG.get(name, name)].append(float(value))
     use = [value for value in found[_USE] if 0 <= value <= 1]

@@ -6,7 +6,8 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from functools import partial
 
 import aiohttp
 
@@ -29,7 +30,6 @@ from prfaas.gateway.http.errors import UnavailableError
 from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
 from prfaas.gateway.http.responses import read_answer
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
 from prfaas.wire.plain_http import EngineResponse
 from prfaas.wire.sockets import request_socket
@@ -69,7 +69,8 @@ class Engines:
         self._tls = tls
         self._connect_s = deployment.gateway.connect_timeout / NS_PER_S
         self._session: aiohttp.ClientSession | None = None
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: dict[aiohttp.ClientResponse, asyncio.TimerHandle] = {}
+        """Answers whose end mark has come and whose end has not."""
         self.by_name = {
             name: Engine.of(name, endpoints.engines[name], cluster.role, table)
             for cluster in deployment.clusters.values()
@@ -108,7 +109,8 @@ class Engines:
     async def close(self) -> None:
         """Stop, and close all connections."""
         await self.probes.close()
-        await cancel_all(self._ending)
+        for response in list(self._ending):
+            self._release(response)
         if self._session is not None:
             await self._session.close()
 
@@ -173,11 +175,12 @@ class Engines:
         connection counts against the engine, others do not. A 500 or a `SuspectError` counts only
         once it is confirmed (`Exchange.suspects`).
         """
-        told = BreakerOutcome.NOTHING
+        told, leg = BreakerOutcome.NOTHING, asyncio.timeout(None)
         engine.num_in_flight += 1
         self.guards.began(engine.name, time.monotonic_ns())
         try:
-            async with _ended_by(engine):
+            async with leg:
+                engine.legs.add(leg)
                 response = await self._open(engine, path, body, headers)
                 try:
                     yield response
@@ -198,7 +201,13 @@ class Engines:
             engine.num_broken += 1
             told = BreakerOutcome.FAILED
             raise
+        except TimeoutError:
+            if not leg.expired():
+                raise
+            told = BreakerOutcome.FAILED
+            raise EngineUnreachableError(f"engine {engine.name} does not answer any more") from None
         finally:
+            engine.legs.discard(leg)
             engine.num_in_flight -= 1
             self.guards.ended(engine.name, told, time.monotonic_ns())
 
@@ -246,11 +255,17 @@ class Engines:
             return response.status, await read_answer(response)
 
     def _keep(self, response: aiohttp.ClientResponse) -> None:
-        """Use a connection again: read what there is of its answer behind the end mark."""
+        """Use a connection again once its answer ends, which it does soon behind the end mark."""
         if not response.closed:
-            task = asyncio.create_task(_read_out(response))
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            loop = asyncio.get_running_loop()
+            self._ending[response] = loop.call_later(READ_OUT_S, self._release, response)
+            response.content.on_eof(partial(self._release, response))
+
+    def _release(self, response: aiohttp.ClientResponse) -> None:
+        """Give a connection back; one whose answer has not ended is closed."""
+        if (timer := self._ending.pop(response, None)) is not None:
+            timer.cancel()
+            response.release()
 
     async def _open(
         self, engine: Engine, path: str, body: JsonObject, headers: Mapping[str, str]
@@ -282,29 +297,3 @@ def _told_by(status: int) -> BreakerOutcome:
     if status == INTERNAL_ERROR:
         return BreakerOutcome.NOTHING
     return BreakerOutcome.FAILED if status >= 500 else BreakerOutcome.GOOD
-
-
-async def _read_out(response: aiohttp.ClientResponse) -> None:
-    try:
-        with suppress(TimeoutError, aiohttp.ClientError):
-            async with asyncio.timeout(READ_OUT_S):
-                while await response.content.readany():
-                    pass
-    finally:
-        response.release()
-
-
-@asynccontextmanager
-async def _ended_by(engine: Engine) -> AsyncIterator[None]:
-    """A leg that ends when its engine is abandoned; EngineUnreachableError if it was."""
-    leg = asyncio.timeout(None)
-    try:
-        async with leg:
-            engine.legs.add(leg)
-            yield
-    except TimeoutError:
-        if not leg.expired():
-            raise
-        raise EngineUnreachableError(f"engine {engine.name} does not answer any more") from None
-    finally:
-        engine.legs.discard(leg)

@@ -153,17 +153,19 @@ async def read_body(request: web.Request) -> bytes:
     if said is not None and said > most:
         raise _too_large(most)
     timeout_s = request.config_dict[BODY_TIMEOUT_S]
+    limit = asyncio.timeout(timeout_s)
     try:
-        async with asyncio.timeout(timeout_s) as limit:
-            data = await request.read()
+        if request.content.is_eof():
+            data = await _received(request, most)
+        else:
+            async with limit:
+                data = await _received(request, most)
     except TimeoutError:
         if not limit.expired():
             raise
         raise RequestError(
             f"the request body did not arrive within {timeout_s:g} s; send it faster", status=408
         ) from None
-    except web.HTTPRequestEntityTooLarge:
-        raise _too_large(most) from None
     except web.RequestPayloadError:
         raise RequestError("the request body ends too early, or is no chunked one") from None
     if coding == "identity" or not data:
@@ -172,6 +174,17 @@ async def read_body(request: web.Request) -> bytes:
         return await asyncio.to_thread(_inflated, data, coding, most)
     except zlib.error:
         raise RequestError("the request body does not match its Content-Encoding") from None
+
+
+async def _received(request: web.Request, bytes_max: int) -> bytes:
+    """All of a body; `request.read()` would keep it for as long as the request runs."""
+    parts, num_bytes = [], 0
+    async for part in request.content.iter_any():
+        parts.append(part)
+        num_bytes += len(part)
+        if num_bytes > bytes_max:
+            raise _too_large(bytes_max)
+    return b"".join(parts)
 
 
 def _inflated(data: bytes, coding: str, bytes_max: int) -> bytes:

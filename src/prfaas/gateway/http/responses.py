@@ -105,13 +105,9 @@ class EventReader:
     def __init__(self, content: StreamReader) -> None:
         self._content = content
         self._decoder = EventDecoder()
-        self._ready: list[bytes] = []
-        """The next one last. A queue of its own would take 760 bytes of each open stream."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Return True if the next event has arrived."""
-        return bool(self._ready)
+        self.ready: list[bytes] = []
+        """Events that have arrived, the next one last. A queue of its own would take 760 bytes of
+        each open stream."""
 
     async def next(self) -> bytes | None:
         """Data of the next event; None at the end of the body.
@@ -120,12 +116,12 @@ class EventReader:
             aiohttp.ClientError: The connection broke.
             AnswerTooLongError: An event is longer than the limit.
         """
-        while not self._ready:
+        while not self.ready:
             received = await self._content.readany()
             if not received:
                 return None
-            self._ready = self._decoder.feed(received)[::-1]
-        return self._ready.pop()
+            self.ready = self._decoder.feed(received)[::-1]
+        return self.ready.pop()
 
 
 class ClientGoneError(Exception):

@@ -134,6 +134,12 @@ class ClientRequest:
         """Of its class of service."""
         return 0 if self.service is None else self.service.priority
 
+    def forget_messages(self) -> None:
+        """Let go of the messages once they are tokens, unless an engine renders them again."""
+        if not self.by_chat_endpoint and self.is_exact:
+            self.messages.clear()
+            self.body.pop("messages", None)
+
 
 def parse_request(
     body: bytes | JsonObject,

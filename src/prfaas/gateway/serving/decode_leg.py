@@ -246,8 +246,10 @@ async def relay_events(reader: EventReader, data: bytes, exchange: Exchange) -> 
             exchange.stream.put(event)
         if exchange.answer is not None and exchange.answer.stop_end is not None:
             return False
-        if not reader.is_ready:
-            await exchange.stream.flush()
+        if reader.ready:
+            data = reader.ready.pop()
+            continue
+        await exchange.stream.flush()
         try:
             data = await next_event(reader)
         except LegBrokenError:

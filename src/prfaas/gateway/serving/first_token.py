@@ -105,7 +105,7 @@ class EarlyToken:
                 if not has_begun:
                     self.on_token()
                     await self._send()
-                elif not reader.is_ready:
+                elif not reader.ready:
                     await exchange.stream.flush()
             data = await next_event(reader)
         self._leave()

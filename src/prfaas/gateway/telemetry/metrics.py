@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from prometheus_client import Counter, Gauge, generate_latest
+from prometheus_client import generate_latest
 
 from prfaas.core.dispatch.types import RefusalReason
 from prfaas.core.facts import FactStream
@@ -48,9 +48,11 @@ _REMOTE_REASONS = {
     Reason.FASTER_REMOTE,
     Reason.CHEAPEST_REMOTE,
 }
+_CLIENTS_FAULT = "prefill", "refused"
+"""Stage and reason of a request whose fields decode refuses."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Totals:
     """Counts since the start of the gateway.
 
@@ -62,12 +64,12 @@ class Totals:
         link_bytes: KV cache that arrived, by source and destination.
     """
 
-    num_in_flight: int
-    num_remote: int
-    num_local: int
-    num_refused: int
-    num_fallbacks: int
-    link_bytes: Mapping[tuple[str, str], int]
+    num_in_flight: int = 0
+    num_remote: int = 0
+    num_local: int = 0
+    num_refused: int = 0
+    num_fallbacks: int = 0
+    link_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def kv_bytes(self) -> int:
@@ -80,7 +82,7 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         make = Families()
-        self.registry = make.registry
+        self.registry, self._totals = make.registry, Totals()
         self.members = MemberMetrics(self.registry)
         self.parts_changed = True
         """True if parts have come or gone since the metrics were last read."""
@@ -241,6 +243,7 @@ class GatewayMetrics:
     def began(self) -> None:
         """A request came in."""
         self._in_flight.inc()
+        self._totals.num_in_flight += 1
 
     def decided(self, record: RequestRecord) -> None:
         """A request was routed."""
@@ -249,16 +252,20 @@ class GatewayMetrics:
             self._decisions.labels(record.path, record.decision.reason.value).inc()
         if record.refusal:
             self._refused.labels(record.refusal.value).inc()
+            self._totals.num_refused += 1
 
     def fell_back(self, record: RequestRecord) -> None:
         """A request left the remote path, or gained nothing from it."""
         if record.fallback:
             stage, reason = record.fallback.stage, record.fallback.reason
             self._fallbacks.labels(stage, label(stage, reason)).inc()
+            self._totals.num_fallbacks += stage != "decode" and (stage, reason) != _CLIENTS_FAULT
 
     def _arrived(self, transfer: TransferView) -> None:
         """A transfer ended at its destination."""
-        self._kv_bytes.labels(transfer.source, transfer.destination).inc(transfer.num_bytes)
+        link, num_bytes = (transfer.source, transfer.destination), transfer.num_bytes
+        self._kv_bytes.labels(*link).inc(num_bytes)
+        self._totals.link_bytes[link] = self._totals.link_bytes.get(link, 0) + num_bytes
         self.control.arrived(transfer)
         if transfer.num_bytes:
             self._transfer.observe(transfer.duration_ns / NS_PER_S)
@@ -266,6 +273,10 @@ class GatewayMetrics:
     def ended(self, record: RequestRecord) -> None:
         """A request ended, whichever way."""
         self._in_flight.dec()
+        self._totals.num_in_flight -= 1
+        if record.outcome is not Outcome.REJECTED:
+            self._totals.num_remote += record.path == Path.REMOTE
+            self._totals.num_local += record.path == Path.LOCAL
         self._requests.labels(record.path, record.outcome.value).inc()
         self.tenants.ended(record)
         if (leg := first_token_from(record)) is not None:
@@ -285,23 +296,8 @@ class GatewayMetrics:
             self._e2e.labels(record.path).observe(record.e2e_ns / NS_PER_S)
 
     def totals(self) -> Totals:
-        """Sums over labels."""
-        requests, fallbacks = _series(self._requests), _series(self._fallbacks)
-        return Totals(
-            num_in_flight=_sum(_series(self._in_flight)),
-            num_remote=_sum(requests, path=Path.REMOTE)
-            - _sum(requests, path=Path.REMOTE, outcome=Outcome.REJECTED),
-            num_local=_sum(requests, path=Path.LOCAL)
-            - _sum(requests, path=Path.LOCAL, outcome=Outcome.REJECTED),
-            num_refused=_sum(_series(self._refused)),
-            num_fallbacks=_sum(fallbacks)
-            - _sum(fallbacks, stage="decode")
-            - _sum(fallbacks, stage="prefill", reason="refused"),
-            link_bytes={
-                (labels["source"], labels["destination"]): round(value)
-                for labels, value in _series(self._kv_bytes)
-            },
-        )
+        """Sums over labels, of this moment."""
+        return replace(self._totals, link_bytes=dict(self._totals.link_bytes))
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -311,18 +307,3 @@ class GatewayMetrics:
 
 def _is_detached(engine: Engine, pools: Pools) -> bool:
     return engine.is_ready and pools.lacks(engine.pool, engine.name)
-
-
-def _series(metric: Counter | Gauge) -> list[tuple[dict[str, str], float]]:
-    """Labels and value of each series of a metric; reading them costs more than what is summed."""
-    (family,) = metric.collect()
-    return [
-        (sample.labels, sample.value)
-        for sample in family.samples
-        if not sample.name.endswith("_created")
-    ]
-
-
-def _sum(series: list[tuple[dict[str, str], float]], **wanted: str) -> int:
-    """Sum over the series with these labels."""
-    return round(sum(value for labels, value in series if wanted.items() <= labels.items()))

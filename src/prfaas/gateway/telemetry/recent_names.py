@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from prfaas.core.codec.codecs import Quality
+from prfaas.core.kv.hashes import joined
 from prfaas.core.kv.shipping import MANIFEST_BYTES_MAX
 from prfaas.errors import RequestError
 
@@ -71,7 +72,7 @@ class RecentNames:
             hashes: Of its blocks; with none, as of several prompts in one request, nothing is kept.
             quality: Class of the blocks.
         """
-        names = b"".join(hashes) if self._bytes_max else b""
+        names = joined(hashes) if self._bytes_max else b""
         cost = REQUEST_BYTES + len(names)
         if not names or len(names) > MANIFEST_BYTES_MAX or cost > self._bytes_max:
             return

@@ -21,17 +21,16 @@ from typing import Any
 import numpy as np
 
 from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.hashes import NO_HASHES, Hashes
 from prfaas.core.kv.naming.prompt_names import prompt_hashes
 
 SPAN_CHARS = 2048
 """Least characters of a part. Less is found again more often; each part takes a microsecond or
 two, found or not."""
 BYTES_MAX = 256 * 2**20
-"""Memory of all parts together: 60 million tokens, or 25 million in blocks of 16."""
+"""Memory of all parts together: 60 million tokens, or 38 million in blocks of 16."""
 _SPAN_BYTES = 400
 """Key and objects of a part, and their places in a table."""
-_HASH_BYTES = 80
-"""A block hash as an object, and its place in a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +46,10 @@ class Naming:
     layout: Layout | None = None
     tenant: str = ""
 
-    def hashes(self, token_ids: Sequence[int], known: Sequence[bytes] = ()) -> list[bytes]:
+    def hashes(self, token_ids: Sequence[int], known: Hashes = NO_HASHES) -> Hashes:
         """Hashes of all whole blocks, of which `known` are the first."""
         if self.layout is None:
-            return []
+            return NO_HASHES
         return prompt_hashes(self.layout, token_ids, self.cache_salt, known)
 
     @property
@@ -107,12 +106,11 @@ class _Span:
     """A part of a text: its tokens, and the block hashes that end in it."""
 
     token_ids: array[int]
-    hashes: list[bytes]
+    hashes: bytes
 
     @property
     def num_bytes(self) -> int:
-        size = self.token_ids.itemsize * len(self.token_ids)
-        return _SPAN_BYTES + size + _HASH_BYTES * len(self.hashes)
+        return _SPAN_BYTES + self.token_ids.itemsize * len(self.token_ids) + len(self.hashes)
 
 
 @dataclass(slots=True)
@@ -129,7 +127,7 @@ class Beginning:
     cuts: list[tuple[int, bytes]]
     num_known: int = 0
     token_ids: array[int] = field(default_factory=lambda: array("I"))
-    hashes: list[bytes] = field(default_factory=list)
+    hashes: Hashes = NO_HASHES
 
     @property
     def end(self) -> int:
@@ -170,7 +168,7 @@ class KnownPrefixes:
 
     def find(self, text: str, naming: Naming) -> Beginning:
         """Return the known beginning of a text."""
-        found = Beginning(self._cuts(text, naming.key))
+        found, hashes = Beginning(self._cuts(text, naming.key)), bytearray()
         with self._lock:
             spans = self._tenant(naming.tenant).spans
             for _, key in found.cuts:
@@ -178,7 +176,8 @@ class KnownPrefixes:
                     break
                 found.num_known += 1
                 found.token_ids.extend(span.token_ids)
-                found.hashes.extend(span.hashes)
+                hashes += span.hashes
+        found.hashes = Hashes(bytes(hashes))
         return found
 
     def keep(
@@ -187,7 +186,7 @@ class KnownPrefixes:
         naming: Naming,
         known: Beginning,
         token_ids: array[int],
-        hashes: list[bytes],
+        hashes: Hashes,
     ) -> None:
         """Remember all parts of a text.
 
@@ -202,7 +201,7 @@ class KnownPrefixes:
         parts: list[_Span | None] = [None] * known.num_known
         for start, end in itertools.pairwise([len(known.token_ids), *made]):
             names = hashes[start // naming.span : end // naming.span]
-            parts.append(_Span(token_ids[start:end], names))
+            parts.append(_Span(token_ids[start:end], names.data))
         with self._lock:
             owned = self._tenant(naming.tenant)
             # What all other parts continue is forgotten last.

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from prfaas.core.admission.quotas import Quota, tokenising_cost
 from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.hashes import Hashes
 from prfaas.errors import ConfigError, RequestError
 from prfaas.gateway.http.json_codec import JsonObject, make_ready
 from prfaas.gateway.openai.fields import bad
@@ -180,7 +181,7 @@ class EncodedPrompt:
     """
 
     sequences: Sequence[Sequence[int]]
-    hashes: list[bytes]
+    hashes: Sequence[bytes]
     cache_salt: str
 
     @property
@@ -324,7 +325,7 @@ class PromptMaker:
         for prompt in prompts:
             if isinstance(prompt, str):
                 self._bounds.check(prompt, tokens_max, param)
-        made: list[tuple[Sequence[int], list[bytes]]] = []
+        made: list[tuple[Sequence[int], Hashes]] = []
         for prompt in prompts:
             try:
                 made.append(self._one(prompt, special, naming, tokens_max))
@@ -343,7 +344,7 @@ class PromptMaker:
 
     def _one(
         self, prompt: str | list[int], special: bool, naming: Naming, tokens_max: int
-    ) -> tuple[Sequence[int], list[bytes]]:
+    ) -> tuple[Sequence[int], Hashes]:
         if isinstance(prompt, str):
             return self._encoder.encode(prompt, special, naming, tokens_max)
         return prompt, naming.hashes(prompt)

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from prfaas.core.kv.hashes import Hashes
 from prfaas.gateway.http.json_codec import JsonObject, as_object
 from prfaas.gateway.openai.fields import bad
 from prfaas.gateway.tokenization.known_prefixes import SPAN_CHARS, KnownPrefixes, Naming, marker_of
@@ -335,7 +336,7 @@ class Encoder:
 
     def encode(
         self, text: str, special: bool, naming: Naming, tokens_max: int | None = None
-    ) -> tuple[array[int], list[bytes]]:
+    ) -> tuple[array[int], Hashes]:
         """Token ids and block hashes of a text; TooLongError if it has more than `tokens_max`.
 
         Args:
@@ -357,7 +358,7 @@ class Encoder:
 
     def _continued(
         self, known: KnownPrefixes, text: str, naming: Naming
-    ) -> tuple[array[int], list[bytes]]:
+    ) -> tuple[array[int], Hashes]:
         """Tokens and hashes of a text, of which what is known is not made again."""
         ids = self._fast or self._slowly
         begun = known.find(text, naming)

@@ -99,9 +99,9 @@ SGLANG = Layout(b"S" * 32, 4, "", GROUPS, HashScheme.SGLANG_PAGES)
 @given(TOKENS, st.text(max_size=8))
 def test_prompts_are_named_by_the_scheme_of_the_layout(tokens: list[int], salt: str) -> None:
     pages = page_chain(tokens, tokens_per_page=4, cache_salt=salt or None)
-    assert prompt_hashes(SGLANG, tokens, salt) == pages
+    assert list(prompt_hashes(SGLANG, tokens, salt)) == pages
     chain = hash_chain(tokens, tokens_per_hash=4, seed="7", cache_salt=salt)
-    assert prompt_hashes(VLLM, tokens, salt) == chain
+    assert list(prompt_hashes(VLLM, tokens, salt)) == chain
 
 
 @pytest.mark.parametrize("layout", [VLLM, SGLANG])

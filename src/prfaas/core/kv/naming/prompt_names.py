@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prfaas.core.kv.blocks import HashScheme, Layout
+from prfaas.core.kv.hashes import NO_HASHES, Hashes
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.naming.page_chain import page_chain
 
 
 def prompt_hashes(
-    layout: Layout, token_ids: Sequence[int], cache_salt: str | None, known: Sequence[bytes] = ()
-) -> list[bytes]:
+    layout: Layout, token_ids: Sequence[int], cache_salt: str | None, known: Hashes = NO_HASHES
+) -> Hashes:
     """Return one hash for every `layout.tokens_per_hash` tokens of a prompt.
 
     Args:
@@ -31,4 +32,4 @@ def prompt_hashes(
         made = hash_chain(
             rest, tokens_per_hash=span, seed=seed, cache_salt=cache_salt, parent=parent
         )
-    return [*known, *made]
+    return Hashes(known.data + b"".join(made))
