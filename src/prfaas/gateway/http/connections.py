@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import StreamReader, web
 
@@ -262,6 +262,20 @@ def connections_max(requests_max: int) -> int:
     most = PLACES_EACH * requests_max
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // DESCRIPTORS_EACH))
+
+
+class ClientsCounted(Protocol):
+    """Counts of connections of clients.
+
+    Attributes:
+        on_closed: Called when one is closed for them.
+    """
+
+    on_closed: Callable[[Closed], None]
+
+    @property
+    def num_open(self) -> int:
+        """Connections that are open."""
 
 
 class ClientConnections:

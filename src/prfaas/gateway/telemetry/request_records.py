@@ -273,6 +273,13 @@ class RequestRecord:
             self.gap_ns = now_ns - before_ns
         self.output_at_ns = now_ns
 
+    def told(
+        self, ttft_ns: int | None, output_at_ns: int | None, gap_ns: int, num_output_tokens: int
+    ) -> None:
+        """Another process has streamed so much of it, at these times."""
+        self.ttft_ns, self.output_at_ns, self.gap_ns = ttft_ns, output_at_ns, gap_ns
+        self.num_output_tokens = num_output_tokens
+
     def counted(self, num_prompt_tokens: int, num_output_tokens: int, cached_tokens: int) -> None:
         """The engine has reported the usage."""
         self.num_prompt_tokens, self.cached_tokens = num_prompt_tokens, cached_tokens
