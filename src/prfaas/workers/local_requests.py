@@ -85,6 +85,8 @@ class LocalRequest:
         self._limit: asyncio.Timeout | None = None
         """Of the leg that runs."""
         self._opening: asyncio.Task[None] | None = None
+        self._answer: web.Response | None = None
+        """Whole answer of an engine, whose headers the decider still has to tell."""
 
     def take(self, message: Message | None) -> None:
         """Handle a message of the decider; None if it is gone."""
@@ -148,6 +150,9 @@ class LocalRequest:
         match message:
             case messages.Leg():
                 return await self._leg(message)
+            case messages.Open() if self._answer is not None:
+                self._answer.headers.update(message.headers)
+                return self._answer
             case messages.Open() | messages.Comment():
                 await self._meanwhile(message)
             case messages.Write():
@@ -158,6 +163,8 @@ class LocalRequest:
                 return await self._reply(message)
             case messages.Abort():
                 raise asyncio.CancelledError
+            case None if self._answer is not None:
+                return self._answer
             case None if self._stream.is_open:
                 raise asyncio.CancelledError
             case None:
@@ -177,7 +184,7 @@ class LocalRequest:
         return web.Response(body=message.body, status=message.status, headers=message.headers)
 
     async def _leg(self, order: messages.Leg) -> web.StreamResponse | None:
-        """Run the decode leg; the answer, if there is one."""
+        """Run the decode leg; the answer, if all of it has been sent."""
         exchange, stream = self._exchange, self._stream
         stream.headers = order.headers
         exchange.trace = RequestTrace(order.trace)
@@ -205,7 +212,8 @@ class LocalRequest:
             self._limit = None
         self._ended(200 if answer is None else answer.status)
         if isinstance(answer, web.Response):
-            answer.headers.update(order.headers)
+            self._answer = answer
+            return None
         return answer
 
     def _ended(self, status: int, broken: messages.Broken | None = None) -> None:

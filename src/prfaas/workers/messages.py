@@ -193,7 +193,7 @@ class StopLeg(Message):
 
 
 class Open(Message):
-    """Send the head of a stream."""
+    """Send the head of a stream; or the whole answer of an engine, with these headers."""
 
     number: int
     headers: dict[str, str]

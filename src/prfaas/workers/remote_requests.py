@@ -216,6 +216,9 @@ class WorkerDecodeLeg(DecodeLeg):
             return await DecodeLeg.run(self, engine, exchange, client, prompt, awaited)
         try:
             async with self.counted.leg(engine, stream.leg(engine, exchange, awaited)):
+                if not stream.has_begun:
+                    # A whole answer, which shows how it has ended.
+                    await stream.open(reply_headers(exchange.record))
                 return SENT
         except EngineUnreachableError as error:
             if error.reason:

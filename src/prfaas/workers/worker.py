@@ -51,10 +51,7 @@ from prfaas.workers.handing_on import HandingOn
 from prfaas.workers.local_requests import FirstDecodeLeg, LocalRequest, ServedStream
 from prfaas.workers.messages import Channel
 
-BEAT_S = 1.0
-"""Time between two messages that both sides are well."""
-HUNG_S = 5.0
-"""A decider that does not answer for this time gets no requests."""
+BEAT_S, HUNG_S = 1.0, 5.0
 END_S = 1.0
 """Time for what was handed on to end, once all else has."""
 SERVED_HERE = web.RequestKey("served_here", bool)
@@ -68,6 +65,8 @@ class Start:
     Attributes:
         channel, listening: Descriptors that it inherits.
         decider: Socket of the decider's HTTP server.
+        beat_s: Time between two messages that both sides are well, seconds.
+        hung_s: A decider that does not answer for this time gets no requests, seconds.
     """
 
     deployment: Deployment
@@ -76,6 +75,8 @@ class Start:
     decider: Path
     log_form: LogFormat
     log_level: int
+    beat_s: float = BEAT_S
+    hung_s: float = HUNG_S
 
 
 class Worker:
@@ -189,7 +190,7 @@ class Worker:
             self._channel.send(messages.Beat(self._connections.num_open, dict(self._closed)))
             if self._asked_at is None:
                 self._asked_at = loop.time()
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(self._start.beat_s)
             if self._is_hung:
                 for request in self._requests.values():
                     request.take(None)
@@ -198,7 +199,7 @@ class Worker:
     def _is_hung(self) -> bool:
         asked_at = self._asked_at
         waited_s = 0.0 if asked_at is None else asyncio.get_running_loop().time() - asked_at
-        return self._is_lost or waited_s > HUNG_S
+        return self._is_lost or waited_s > self._start.hung_s
 
     # HTTP
 
