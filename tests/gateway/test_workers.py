@@ -205,7 +205,7 @@ async def lonely(
     await loop.create_unix_connection(lambda: decider.channel, sock=ours)
     worker = asyncio.create_task(Worker(start).run())
     await decider.ready.wait()
-    decider.channel.send(messages.Facts(4096))
+    decider.channel.send(messages.PromptFacts(4096))
     try:
         yield url, decider
     finally:
@@ -217,7 +217,7 @@ class Decider:
     """A decider that answers as long as it is told to, and sends requests to one engine."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
-        self.channel = messages.Channel(messages.OfWorker, self)
+        self.channel = messages.WorkerChannel(messages.OfWorker, self)
         self.ready = asyncio.Event()
         self.is_well = True
         self._engine = engine

@@ -30,7 +30,7 @@ from prfaas.logs import JsonFormatter, LogFormat, log_event
 from prfaas.tasks import Backoff, cancel_all
 from prfaas.workers import messages
 from prfaas.workers.handing_on import behind
-from prfaas.workers.messages import Channel
+from prfaas.workers.messages import WorkerChannel
 from prfaas.workers.remote_requests import RemoteRequests, WorkerDecodeLeg
 from prfaas.workers.worker import Start
 
@@ -67,7 +67,7 @@ class _Worker:
 
     def __init__(self, front: Workers) -> None:
         self._front = front
-        self.channel = Channel(messages.OfWorker, self)
+        self.channel = WorkerChannel(messages.OfWorker, self)
         self.requests: RemoteRequests = front.requests_for(self.channel.send)
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.heard_at = asyncio.get_running_loop().time()
@@ -112,7 +112,7 @@ class Workers:
         self._workers: set[_Worker] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self._facts = messages.Facts()
+        self._facts = messages.PromptFacts()
         self._is_stopping = False
         self._folder: Path | None = None
         self._server: asyncio.Server | None = None
@@ -152,7 +152,7 @@ class Workers:
         """End the workers, and their requests after this time, seconds."""
         self._is_stopping = True
         for worker in self._workers:
-            worker.channel.send(messages.Leave())
+            worker.channel.send(messages.StopListening())
         await asyncio.gather(*(worker.requests.end(seconds) for worker in self._workers))
         # Their last messages are to be read before the channels close.
         with suppress(TimeoutError):
@@ -269,13 +269,13 @@ class Workers:
             for worker in self._workers:
                 worker.channel.send(facts)
 
-    def _now(self) -> messages.Facts:
+    def _now(self) -> messages.PromptFacts:
         gateway = self._gateway
         found = gateway.parts.planner.facts()
         if found is None:
-            return messages.Facts()
+            return messages.PromptFacts()
         layout, max_model_len = found
-        return messages.Facts(
+        return messages.PromptFacts(
             max_model_len,
             layout,
             gateway.engines.adapters(),

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import aiohttp
 from aiohttp import hdrs, web
-from yarl import URL
 
 from prfaas.gateway.http.errors import UnavailableError
 
 CLIENT_HEADER = "X-Prfaas-Client"
 """Scheme and address of a client; from a client it is left out."""
-DECIDER = URL("http://decider")
+DECIDER = "http://decider"
 _PER_HOP = frozenset(
     name.lower()
     for name in (
@@ -75,7 +74,7 @@ class HandingOn:
         try:
             async with self._session.request(
                 request.method,
-                DECIDER.join(URL(request.raw_path, encoded=True)),
+                DECIDER + request.rel_url.raw_path_qs,
                 headers=headers,
                 data=body or None,
                 skip_auto_headers=(hdrs.CONTENT_TYPE,),

@@ -161,7 +161,7 @@ class LocalRequest:
                 return sent
             case messages.Reply():
                 return await self._reply(message)
-            case messages.Abort():
+            case messages.CloseClient():
                 raise asyncio.CancelledError
             case None if self._answer is not None:
                 return self._answer
@@ -240,12 +240,12 @@ class LocalRequest:
 
     def _first_token(self) -> None:
         if self._exchange.record.ttft_ns is not None:
-            self._send(messages.Begun(self._number, self._counts))
+            self._send(messages.StreamBegun(self._number, self._counts))
 
     @property
-    def _counts(self) -> messages.Counts:
+    def _counts(self) -> messages.StreamedCounts:
         record = self._exchange.record
-        return messages.Counts(
+        return messages.StreamedCounts(
             record.ttft_ns, record.output_at_ns, record.gap_ns, record.num_output_tokens
         )
 

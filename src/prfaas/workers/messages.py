@@ -27,7 +27,7 @@ class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
     """A message; `number` is that of a request of one worker."""
 
 
-class Counts(msgspec.Struct, array_like=True, gc=False):
+class StreamedCounts(msgspec.Struct, array_like=True, gc=False):
     """What was streamed of an answer; times as `RequestRecord` has them."""
 
     ttft_ns: int | None = None
@@ -76,11 +76,11 @@ class Ask(Message):
     named_by: str
 
 
-class Begun(Message):
+class StreamBegun(Message):
     """The first token of a stream has come."""
 
     number: int
-    counts: Counts
+    counts: StreamedCounts
 
 
 class Broken(msgspec.Struct, array_like=True, gc=False):
@@ -117,7 +117,7 @@ class LegEnded(Message):
 
     number: int
     status: int
-    counts: Counts
+    counts: StreamedCounts
     is_refused: bool = False
     usage: tuple[int, int, int] | None = None
     decode_cached: int = 0
@@ -136,13 +136,13 @@ class Gone(Message):
     """The client has left, or is not served any more."""
 
     number: int
-    counts: Counts
+    counts: StreamedCounts
 
 
 # Of the decider
 
 
-class Facts(Message):
+class PromptFacts(Message):
     """What prompts are made with; sent when it changes.
 
     Attributes:
@@ -222,18 +222,29 @@ class Reply(Message):
     body: bytes
 
 
-class Abort(Message):
+class CloseClient(Message):
     """Close the connection of the client."""
 
     number: int
 
 
-class Leave(Message):
+class StopListening(Message):
     """Take no more connections."""
 
 
-OfWorker = Ready | Beat | Ask | Begun | LegEnded | Written | Gone
-OfDecider = Facts | Answered | Leg | StopLeg | Open | Comment | Write | Reply | Abort | Leave
+OfWorker = Ready | Beat | Ask | StreamBegun | LegEnded | Written | Gone
+OfDecider = (
+    PromptFacts
+    | Answered
+    | Leg
+    | StopLeg
+    | Open
+    | Comment
+    | Write
+    | Reply
+    | CloseClient
+    | StopListening
+)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -247,7 +258,7 @@ class Owner(Protocol):
         """The other side is gone."""
 
 
-class Channel(asyncio.Protocol):
+class WorkerChannel(asyncio.Protocol):
     """One end of a channel. What one turn of the event loop sends is one system call.
 
     Args:

@@ -24,7 +24,7 @@ from prfaas.gateway.openai.requests import ClientRequest, MadePrompt
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.serving.decode_leg import DecodeLeg, LegBrokenError, LegFailedError
 from prfaas.gateway.serving.request_state import Exchange, reply_headers
-from prfaas.gateway.telemetry.request_records import RequestRecord
+from prfaas.gateway.telemetry.request_records import RequestRecord, streamed_elsewhere
 from prfaas.gateway.tenancy.tenants import Tenants
 from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt
 from prfaas.workers import messages
@@ -134,13 +134,13 @@ class WorkerStream(ClientStream):
 
     # Messages of the worker
 
-    def take(self, message: messages.Begun | messages.LegEnded | messages.Written) -> None:
+    def take(self, message: messages.StreamBegun | messages.LegEnded | messages.Written) -> None:
         """Handle what the worker reports."""
         match message:
             case messages.Written():
                 if self._written is not None and not self._written.done():
                     self._written.set_result(None)
-            case messages.Begun():
+            case messages.StreamBegun():
                 self.told(message.counts)
                 if self._exchange is not None:
                     self.has_begun = self._is_open = True
@@ -152,11 +152,10 @@ class WorkerStream(ClientStream):
                 if self._ended is not None and not self._ended.done():
                     self._ended.set_result(message)
 
-    def told(self, counts: messages.Counts) -> None:
+    def told(self, counts: messages.StreamedCounts) -> None:
         """The worker has streamed so much."""
-        self._record.told(
-            counts.ttft_ns, counts.output_at_ns, counts.gap_ns, counts.num_output_tokens
-        )
+        told = counts.ttft_ns, counts.output_at_ns, counts.gap_ns, counts.num_output_tokens
+        streamed_elsewhere(self._record, *told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +250,7 @@ class RemoteRequests:
     def take(
         self,
         message: messages.Ask
-        | messages.Begun
+        | messages.StreamBegun
         | messages.LegEnded
         | messages.Written
         | messages.Gone,
@@ -305,7 +304,7 @@ class RemoteRequests:
         try:
             stream.reply(await self._service.serve(asked, record, stream))
         except asyncio.CancelledError:
-            self._send(messages.Abort(number))
+            self._send(messages.CloseClient(number))
             raise
         finally:
             del self._open[number]

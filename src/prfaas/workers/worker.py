@@ -23,7 +23,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError, PrfaasError, RequestError
 from prfaas.gateway.api.auth import is_for_clients, shown_key
 from prfaas.gateway.api.completions import as_deployed
-from prfaas.gateway.engines.engine_session import EngineSession
+from prfaas.gateway.engines.engine_connections import EngineConnections
 from prfaas.gateway.http.connections import (
     ClientConnections,
     ClientTls,
@@ -49,7 +49,7 @@ from prfaas.wire.sockets import raise_descriptor_limit
 from prfaas.workers import messages
 from prfaas.workers.handing_on import HandingOn
 from prfaas.workers.local_requests import FirstDecodeLeg, LocalRequest, ServedStream
-from prfaas.workers.messages import Channel
+from prfaas.workers.messages import WorkerChannel
 
 BEAT_S, HUNG_S = 1.0, 5.0
 END_S = 1.0
@@ -93,14 +93,14 @@ class Worker:
         self._prompts = PromptMaker(
             self._deployment.model.path, is_shared=len(self._tenants.by_name) > 1
         )
-        self._engines = EngineSession(self._tls, table.connect_timeout / NS_PER_S)
+        self._engines = EngineConnections(self._tls, table.connect_timeout / NS_PER_S)
         timeout_ms = self._deployment.routing.transfer_timeout // NS_PER_MS
         self._leg = FirstDecodeLeg(self._engines, timeout_ms)
         self._handing_on = HandingOn(start.decider)
         self._client_tls = ClientTls.of(table.tls)
         self._metrics = GatewayMetrics()
         self._closed = Counter[str]()
-        self._facts = messages.Facts()
+        self._facts = messages.PromptFacts()
         self._requests: dict[int, LocalRequest] = {}
         self._numbers = itertools.count()
         self._asked_at: float | None = None
@@ -131,7 +131,7 @@ class Worker:
             runner.server, connections_max(table.requests_max), tls
         )
         self._connections.on_closed = self._count_closed
-        self._channel = Channel(messages.OfDecider, self)
+        self._channel = WorkerChannel(messages.OfDecider, self)
         await loop.create_unix_connection(
             lambda: self._channel, sock=socket.socket(fileno=self._start.channel)
         )
@@ -160,12 +160,12 @@ class Worker:
     def take(self, message: Any) -> None:
         """Handle a message of the decider."""
         match message:
-            case messages.Facts():
+            case messages.PromptFacts():
                 self._facts = message
                 self._prompts.renderer.takes_parts = message.takes_parts
             case messages.Answered():
                 self._asked_at = None
-            case messages.Leave():
+            case messages.StopListening():
                 self._leaving.set()
             case _:
                 if (found := self._requests.get(message.number)) is not None:

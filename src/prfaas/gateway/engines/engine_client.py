@@ -25,8 +25,8 @@ from prfaas.gateway.engines.engine import (
     NoResetError,
     SuspectError,
 )
+from prfaas.gateway.engines.engine_connections import EngineConnections
 from prfaas.gateway.engines.engine_probes import EngineProbes
-from prfaas.gateway.engines.engine_session import EngineSession
 from prfaas.gateway.http.errors import UnavailableError
 from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
 from prfaas.gateway.http.responses import read_answer
@@ -54,7 +54,7 @@ class Opened(Protocol):
 AnOpened = TypeVar("AnOpened", bound=Opened)
 
 
-class Engines(EngineSession):
+class Engines(EngineConnections):
     """All engines of a deployment.
 
     Args:

@@ -273,13 +273,6 @@ class RequestRecord:
             self.gap_ns = now_ns - before_ns
         self.output_at_ns = now_ns
 
-    def told(
-        self, ttft_ns: int | None, output_at_ns: int | None, gap_ns: int, num_output_tokens: int
-    ) -> None:
-        """Another process has streamed so much of it, at these times."""
-        self.ttft_ns, self.output_at_ns, self.gap_ns = ttft_ns, output_at_ns, gap_ns
-        self.num_output_tokens = num_output_tokens
-
     def counted(self, num_prompt_tokens: int, num_output_tokens: int, cached_tokens: int) -> None:
         """The engine has reported the usage."""
         self.num_prompt_tokens, self.cached_tokens = num_prompt_tokens, cached_tokens
@@ -322,6 +315,18 @@ class RequestRecord:
         """Close the record."""
         if self.e2e_ns is None:
             self.e2e_ns = self.age_ns()
+
+
+def streamed_elsewhere(
+    record: RequestRecord,
+    ttft_ns: int | None,
+    output_at_ns: int | None,
+    gap_ns: int,
+    num_output_tokens: int,
+) -> None:
+    """Note that another process has streamed so much of a request, at these times."""
+    record.ttft_ns, record.output_at_ns, record.gap_ns = ttft_ns, output_at_ns, gap_ns
+    record.num_output_tokens = num_output_tokens
 
 
 def trouble(

@@ -22,7 +22,7 @@ READ_OUT_S = 1.0
 """Time limit of data after the end mark of an answer before the connection is closed."""
 
 
-class EngineSession:
+class EngineConnections:
     """The connections of a process to its engines.
 
     Args:
