@@ -72,7 +72,14 @@ class Sequence:
             f"{self.world.url}/control/requests", headers=keys
         ) as response:
             records = (await response.json())["requests"]
-        kept = ("request_id", "tenant", "path", "outcome", "error", "num_prompt_tokens")
+        kept: tuple[str, ...] = (
+            "request_id",
+            "tenant",
+            "path",
+            "outcome",
+            "error",
+            "num_prompt_tokens",
+        )
         kept += ("num_output_tokens", "cached_tokens", "prefill_engine", "decode_engine", "api")
         return [
             [record.get(name) for name in kept]
@@ -229,8 +236,12 @@ class Decider:
             case messages.Beat() if self.is_well:
                 self.channel.send(messages.Answered())
             case messages.Ask() if self.is_well:
-                facts = ("decode", self._engine.url, None, 4096, {}, {}, None, False, None, None)
-                self.channel.send(messages.Leg(message.number, *facts))
+                url = self._engine.url
+                self.channel.send(
+                    messages.Leg(
+                        message.number, "decode", url, None, 4096, {}, {}, None, False, None, None
+                    )
+                )
             case messages.LegEnded():
                 self.channel.send(messages.Open(message.number, {}))
 

@@ -34,7 +34,12 @@ from prfaas.gateway.console.state import ConsoleReader
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, EventTiming
-from prfaas.gateway.http.connections import ClientConnections, ClientTls, connections_max
+from prfaas.gateway.http.connections import (
+    BACKLOG,
+    ClientConnections,
+    ClientTls,
+    connections_max,
+)
 from prfaas.gateway.http.errors import openai_errors
 from prfaas.gateway.http.request_body import BODY_TIMEOUT_S, Origins
 from prfaas.gateway.loops.loops import Loops
@@ -71,8 +76,6 @@ from prfaas.wire.renewal import Renewal
 from prfaas.wire.sockets import raise_descriptor_limit
 from prfaas.wire.tickets import TicketSigner
 
-BACKLOG = 100
-"""Connections that wait to be accepted."""
 SHUTDOWN_S = 5.0
 """Time limits of running requests after a stop, and of their end."""
 

@@ -44,6 +44,8 @@ END_S = 5.0
 """Time for a worker to end by itself."""
 BACKOFF_S, BACKOFF_MAX_S = 0.5, 10.0
 """Pauses before a worker is started again."""
+LASTING_S = 60.0
+"""After this time the next pause is the first one again."""
 
 
 class WorkerMetrics:
@@ -193,9 +195,12 @@ class Workers:
         self, path: Path, listening: tuple[int, ...], ready: asyncio.Future[None]
     ) -> None:
         """Keep one worker running."""
-        backoff = Backoff(BACKOFF_S, BACKOFF_MAX_S)
+        backoff, loop = Backoff(BACKOFF_S, BACKOFF_MAX_S), asyncio.get_running_loop()
         while not self._is_stopping:
+            began_at = loop.time()
             status = await self._run_one(path, listening, ready)
+            if loop.time() - began_at > LASTING_S:
+                backoff.reset()
             if not ready.done():
                 ready.set_exception(
                     ConfigError(f"a worker ended with status {status} before it was ready; see log")

@@ -4,6 +4,7 @@ its standard input."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import logging
 import pickle
@@ -25,6 +26,7 @@ from prfaas.gateway.api.auth import is_for_clients, shown_key
 from prfaas.gateway.api.completions import as_deployed
 from prfaas.gateway.engines.engine_connections import EngineConnections
 from prfaas.gateway.http.connections import (
+    BACKLOG,
     ClientConnections,
     ClientTls,
     Closed,
@@ -135,10 +137,7 @@ class Worker:
         await loop.create_unix_connection(
             lambda: self._channel, sock=socket.socket(fileno=self._start.channel)
         )
-        listeners = [
-            await loop.create_server(self._connections, sock=socket.socket(fileno=number))
-            for number in self._start.listening
-        ]
+        listeners = [await self._listen(number) for number in self._start.listening]
         self._channel.send(messages.Ready())
         tasks = [asyncio.create_task(self._beat())]
         if self._client_tls is not None:
@@ -156,6 +155,14 @@ class Worker:
         await self._handing_on.close()
         self._prompts.close()
         self._channel.close()
+
+    async def _listen(self, number: int) -> asyncio.Server:
+        """Accept one connection a turn of the event loop: a burst is for all workers."""
+        listener = socket.socket(fileno=number)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(self._connections, sock=listener, backlog=1)
+        listener.listen(BACKLOG)
+        return server
 
     def take(self, message: Any) -> None:
         """Handle a message of the decider."""
@@ -318,7 +325,11 @@ def main() -> None:
 
 
 async def _run(start: Start) -> None:
-    await Worker(start).run()
+    worker = Worker(start)
+    # As in `run_gateway`.
+    gc.collect()
+    gc.freeze()
+    await worker.run()
 
 
 if __name__ == "__main__":

@@ -317,7 +317,7 @@ class RequestAdmission:
 
         Once the gateway is about to stop, an answer is the last one of its connection.
         """
-        headers = {hdrs.SERVER: SERVER}
+        headers: dict[str, str] = {hdrs.SERVER: SERVER}
         if tenant is not None:
             headers |= limit_headers(tenant.quota, time.monotonic_ns())
         return headers | {hdrs.CONNECTION: "close"} if self.is_leaving else headers

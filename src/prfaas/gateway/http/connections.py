@@ -220,6 +220,8 @@ class _Early(asyncio.Protocol):
         self.is_over = True
 
 
+BACKLOG = 100
+"""Connections that wait to be accepted."""
 HEAD_S = 30.0
 """Time limit of the head of the first request."""
 HANDSHAKES_SHARE = 0.25

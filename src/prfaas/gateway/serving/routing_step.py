@@ -144,7 +144,7 @@ class Planner:
         """Return the layout and the longest sequence, tokens, that prompts are made for; None if no
         PD engine is ready."""
         first = self._live.engines.choose(ClusterRole.PD)
-        return first and (self._layout(first), first.max_model_len)
+        return None if first is None else (self._layout(first), first.max_model_len)
 
     def _layout(self, first: Engine) -> Layout | None:
         """Layout of an engine that decodes, of the first that is known."""
