@@ -118,7 +118,9 @@ class Ours:
 
 
 @asynccontextmanager
-async def deployment(local: Path, engine_url: str = "", workers: int = 1) -> AsyncIterator[Ours]:
+async def deployment(
+    local: Path, engine_url: str = "", workers: int = 1, *, is_pinned: bool = True
+) -> AsyncIterator[Ours]:
     """Our gateway, its pool nodes and timing engines, or engines that run elsewhere."""
     file = local / "bench.toml"
     events = {name: f"tcp://127.0.0.1:{free_port()}" for name in ("pd-0", "pd-1")}
@@ -139,7 +141,7 @@ async def deployment(local: Path, engine_url: str = "", workers: int = 1) -> Asy
     async with started(parts(topology)) as supervisor:
         pids = {part.name: part.process.pid for part in supervisor.parts if part.process}
         for name, pid in pids.items():
-            if name != "gateway" or workers == 1:
+            if name != "gateway" or is_pinned:
                 pin(pid, ROUTER_CORE if name == "gateway" else OTHER_CORE)
         engines = {topology.engines[name]: where for name, where in events.items()}
         gateway = pids["gateway"]

@@ -56,7 +56,10 @@ async def run(local: Path, turns: int, count: int, num_tokens: int) -> None:
     prompts = bench._prompts
     warm = bench._bodies(Run(SHORT, 200), 200)[1]
     found: dict[int, list[float]] = {1: [], 2: []}
-    async with deployment(places[0]) as one, deployment(places[1], workers=2) as two:
+    async with (
+        deployment(places[0], is_pinned=False) as one,
+        deployment(places[1], workers=2, is_pinned=False) as two,
+    ):
         systems = {1: one.system, 2: two.system}
         for system in systems.values():
             await measure(bench, system, warm)
