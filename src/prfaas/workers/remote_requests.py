@@ -24,7 +24,7 @@ from prfaas.gateway.openai.requests import ClientRequest, MadePrompt
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.serving.decode_leg import DecodeLeg, LegBrokenError, LegFailedError
 from prfaas.gateway.serving.request_state import Exchange, reply_headers
-from prfaas.gateway.telemetry.request_records import RequestRecord, streamed_elsewhere
+from prfaas.gateway.telemetry.request_records import RequestRecord
 from prfaas.gateway.tenancy.tenants import Tenants
 from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt
 from prfaas.workers import messages
@@ -155,7 +155,7 @@ class WorkerStream(ClientStream):
     def told(self, counts: messages.StreamedCounts) -> None:
         """The worker has streamed so much."""
         told = counts.ttft_ns, counts.output_at_ns, counts.gap_ns, counts.num_output_tokens
-        streamed_elsewhere(self._record, *told)
+        self._record.streamed_elsewhere(*told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,12 @@ from prfaas.gateway.openai.requests import Api, ClientRequest, parse_request
 from prfaas.gateway.serving.request_run import RequestRun, RequestServices
 from prfaas.gateway.serving.request_state import Exchange, reply_headers
 from prfaas.gateway.telemetry.live_parts import LiveParts
-from prfaas.gateway.telemetry.request_records import RequestRecord, log_fields, trouble
+from prfaas.gateway.telemetry.request_records import (
+    RequestRecord,
+    ended,
+    log_fields,
+    trouble,
+)
 from prfaas.gateway.telemetry.tracing import RequestTrace, Tracing
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
@@ -208,7 +213,7 @@ class CompletionService:
         self._charging.settle(tenant, record)
         record.close()
         self._parts.metrics.ended(record)
-        self._parts.facts.report(record.fact())
+        self._parts.facts.report(ended(record))
         log_event(_log, logging.INFO, "request_ended", **log_fields(record))
 
 
