@@ -33,6 +33,7 @@ path = "{local}/model"
 
 [gateway]
 listen = "127.0.0.1:0"
+workers = {workers}
 
 [routing]
 offload_threshold = 1000000
@@ -117,7 +118,9 @@ class Ours:
 
 
 @asynccontextmanager
-async def deployment(local: Path, engine_url: str = "") -> AsyncIterator[Ours]:
+async def deployment(
+    local: Path, engine_url: str = "", workers: int = 1, *, is_pinned: bool = True
+) -> AsyncIterator[Ours]:
     """Our gateway, its pool nodes and timing engines, or engines that run elsewhere."""
     file = local / "bench.toml"
     events = {name: f"tcp://127.0.0.1:{free_port()}" for name in ("pd-0", "pd-1")}
@@ -132,14 +135,17 @@ async def deployment(local: Path, engine_url: str = "") -> AsyncIterator[Ours]:
         timing = "".join(
             TIMING.format(cluster=name, root=ROOT, block_tokens=BLOCK_TOKENS) for name in names
         )
+    tables["workers"] = str(workers)
     file.write_text(FILE.format(local=local, model=MODEL, **tables) + timing)
     topology = await laid_out(file)
     async with started(parts(topology)) as supervisor:
         pids = {part.name: part.process.pid for part in supervisor.parts if part.process}
         for name, pid in pids.items():
-            pin(pid, ROUTER_CORE if name == "gateway" else OTHER_CORE)
+            if name != "gateway" or is_pinned:
+                pin(pid, ROUTER_CORE if name == "gateway" else OTHER_CORE)
         engines = {topology.engines[name]: where for name, where in events.items()}
-        yield Ours(System("prfaas", topology.gateway[1], [pids["gateway"]]), engines)
+        gateway = pids["gateway"]
+        yield Ours(System("prfaas", topology.gateway[1], [gateway, *children(gateway)]), engines)
 
 
 @asynccontextmanager
@@ -175,6 +181,12 @@ async def held_engine() -> AsyncIterator[str]:
     async with process(OTHER_CORE, *command):
         await answers(port)
         yield f"http://127.0.0.1:{port}"
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def pin(pid: int, core: int) -> None:

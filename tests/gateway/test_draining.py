@@ -39,7 +39,7 @@ async def test_a_stream_under_way_is_served_to_its_end(world: World) -> None:
     streaming = asyncio.create_task(world.http.post(f"{world.url}/v1/completions", json=body))
     await world.decode.hanging.wait()
     draining = asyncio.create_task(world.gateway.drain())
-    await until(lambda: world.gateway._request_admission.is_closed)
+    await until(lambda: world.gateway.request_admission.is_closed)
     async with world.http.post(f"{world.url}/v1/completions", json={"prompt": "x"}) as response:
         assert response.status == 503
         assert response.headers["Retry-After"] == "1"
@@ -69,7 +69,7 @@ async def test_a_remote_prefill_under_way_is_finished(world: World) -> None:
     asking = asyncio.create_task(world.post({"prompt": LONG}))
     await world.prefill.hanging.wait()
     draining = asyncio.create_task(world.gateway.drain())
-    await until(lambda: world.gateway._request_admission.is_closed)
+    await until(lambda: world.gateway.request_admission.is_closed)
     release.set()
     assert (await asking)[0] == 200
     await draining

@@ -132,6 +132,9 @@ class GatewayTable(Table):
     """Time for running requests to complete when the gateway stops."""
     connect_timeout: DurationNs = 2 * 10**9
     """Time limit of a connection to an engine; a slower engine counts as absent."""
+    workers: int = Field(default=1, ge=1, le=64)
+    """Processes that serve clients on the port. With one, the gateway's own does; with more, it
+    decides, and they read, tokenise and stream."""
     requests_max: int = Field(default=4096, ge=1, le=1_000_000)
     """Requests in flight, counted by their prompts times `n`; more are refused with 429, and
     tenants share them fairly."""

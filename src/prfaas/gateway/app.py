@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from prfaas.config.addresses import Endpoints, join_address, split_address
 from prfaas.config.deployment import Deployment
@@ -33,7 +34,12 @@ from prfaas.gateway.console.state import ConsoleReader
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, EventTiming
-from prfaas.gateway.http.connections import ClientConnections, ClientTls, connections_max
+from prfaas.gateway.http.connections import (
+    BACKLOG,
+    ClientConnections,
+    ClientTls,
+    connections_max,
+)
 from prfaas.gateway.http.errors import openai_errors
 from prfaas.gateway.http.request_body import BODY_TIMEOUT_S, Origins
 from prfaas.gateway.loops.loops import Loops
@@ -70,8 +76,6 @@ from prfaas.wire.renewal import Renewal
 from prfaas.wire.sockets import raise_descriptor_limit
 from prfaas.wire.tickets import TicketSigner
 
-BACKLOG = 100
-"""Connections that wait to be accepted."""
 SHUTDOWN_S = 5.0
 """Time limits of running requests after a stop, and of their end."""
 
@@ -81,6 +85,27 @@ class Page(Protocol):
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
+
+
+class Front(Protocol):
+    """Processes that take the connections of clients, in place of the gateway's own.
+
+    Attributes:
+        behind: Makes the requests that they hand on those of their clients.
+    """
+
+    behind: Middleware
+
+    async def serve(self, own: ClientConnections, listening: Sequence[int]) -> None:
+        """Take requests, and hand those on to this process that they do not serve.
+
+        Args:
+            own: Makes the connections over which they are handed on.
+            listening: Descriptors of the sockets at which clients arrive.
+        """
+
+    async def stop(self, seconds: float) -> None:
+        """Take no more, and end those that are under way after this time, seconds."""
 
 
 class Annex(Protocol):
@@ -138,6 +163,8 @@ class Gateway:
         timing, events, times: Times of connections to pools, subscriptions, and all else.
     """
 
+    front: Front | None = None
+    """Set before the start; None takes connections in this process."""
     is_leaving = False
     """True from the begin of its end on: what it loses by then is no loss."""
 
@@ -218,7 +245,7 @@ class Gateway:
         self.metrics.tenants.watch(self.tenants, holding.num_held, self.pools)
         self.access = Access(deployment, self.tenants, facts)
         places = ConcurrencySlots(deployment.gateway.requests_max, fairness(deployment))
-        self._request_admission = RequestAdmission(places)
+        self.request_admission = RequestAdmission(places)
         self.fetcher = fetcher = Fetcher(tickets, self.pools.send)
         self.loops = Loops(
             deployment, self.driver, fetcher, self.transfers, profiles, self.journal, facts
@@ -238,17 +265,9 @@ class Gateway:
         self.parts = self._services(holding, planner, tickets, fetcher, times)
         self.charging = Charging(self.engines.probes)
         self.pages: list[Page] = [
-            CompletionService(
-                live,
-                self.parts,
-                self._prompts,
-                self._request_admission,
-                self._tracing,
-                self.charging,
-                times.error_s,
-            ),
-            TokenApi(live, self._prompts, self._request_admission),
-            Views(live, self.metrics, self._request_admission),
+            self.completions(self.parts),
+            TokenApi(live, self._prompts, self.request_admission),
+            Views(live, self.metrics, self.request_admission),
             KvLookup(
                 live, planner, self.tenants, self.engine_events.names, self._prompts.vocab_size
             ),
@@ -259,6 +278,18 @@ class Gateway:
         self._listener: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._client_tls = ClientTls.of(deployment.gateway.tls)
+
+    def completions(self, parts: RunParts) -> CompletionService:
+        """Return the service of requests that these parts execute."""
+        return CompletionService(
+            self.live,
+            parts,
+            self._prompts,
+            self.request_admission,
+            self._tracing,
+            self.charging,
+            self.times.error_s,
+        )
 
     def _services(
         self,
@@ -311,7 +342,7 @@ class Gateway:
         connections.follow(self.members)
         model, renderer = deployment.model.name, self._prompts.renderer
         rendering = EngineRendering(self.engines, model, renderer, self._prompts.ids_of)
-        self._rendering, self._prompts.chat_ids = rendering, rendering.ids
+        self.rendering, self._prompts.chat_ids = rendering, rendering.ids
         followed = self.engines.probes.on_change
 
         def changed(engine: Engine, error: Exception | None) -> None:
@@ -365,7 +396,7 @@ class Gateway:
         await self._runner.setup()
         if self._runner.server is None:
             raise RuntimeError("the server was not set up")
-        tls = None if self._client_tls is None else self._client_tls.context
+        tls = None if self._client_tls is None or self.front else self._client_tls.context
         self.connections = ClientConnections(
             self._runner.server, connections_max(self._table.requests_max), tls
         )
@@ -373,12 +404,17 @@ class Gateway:
         await self.engines.probes.all_probed()
         address = split_address(self._table.listen)
         try:
-            self._listener = await _listen(self.connections, *address)
+            is_here = self.front is None
+            self._listener = await _listen(self.connections, *address, is_here=is_here)
         except (OSError, OverflowError) as error:
             message = f"gateway.listen {self._table.listen!r} cannot be used: {error}"
             raise ConfigError(message) from None
         port = self._listener.sockets[0].getsockname()[1]
-        if self._client_tls is not None:
+        if self.front is not None:
+            await self.front.serve(
+                self.connections, [each.fileno() for each in self._listener.sockets]
+            )
+        elif self._client_tls is not None:
             self._tasks.append(asyncio.create_task(self._client_tls.watch()))
         return f"{self._table.scheme}://{join_address((address[0], port))}"
 
@@ -400,14 +436,16 @@ class Gateway:
             lame_duck_ns: Time in which new requests are still served.
         """
         self.is_leaving = True
-        await self._request_admission.leave(lame_duck_ns / NS_PER_S)
-        await self._request_admission.close(self._table.drain_timeout / NS_PER_S)
+        await self.request_admission.leave(lame_duck_ns / NS_PER_S)
+        await self.request_admission.close(self._table.drain_timeout / NS_PER_S)
 
     async def close(self) -> None:
         """Stop taking requests, let those in flight end, and disconnect."""
         self.is_leaving = True
         if self._listener is not None:
             self._listener.close()
+        if self.front is not None:
+            await self.front.stop(SHUTDOWN_S)
         if self._runner is not None:
             await self.connections.stop()
             await self._runner.cleanup()
@@ -419,7 +457,7 @@ class Gateway:
         await self.engine_events.close()
         await self.pools.close()
         await self.engines.close()
-        await self._rendering.close()
+        await self.rendering.close()
         self._prompts.close()
         await asyncio.to_thread(self._tracing.close)
         for annex in self.annexes:
@@ -427,12 +465,13 @@ class Gateway:
 
     def _app(self) -> web.Application:
         origins = Origins(self._table.allowed_origins, is_for_clients)
+        front = () if self.front is None else (self.front.behind,)
         app = web.Application(
-            middlewares=[openai_errors, origins.check, self.access.check],
+            middlewares=[*front, openai_errors, origins.check, self.access.check],
             client_max_size=self._table.body_bytes_max,
         )
         app[BODY_TIMEOUT_S] = self._table.body_timeout / NS_PER_S
-        app.on_response_prepare.append(self._request_admission.add_headers)
+        app.on_response_prepare.append(self.request_admission.add_headers)
         if self._table.allowed_origins:
             app.on_response_prepare.append(origins.add_headers)
         for page in self.pages:
@@ -440,14 +479,20 @@ class Gateway:
         return app
 
 
-async def _listen(connections: ClientConnections, host: str, port: int) -> asyncio.Server:
+async def _listen(
+    connections: ClientConnections, host: str, port: int, *, is_here: bool
+) -> asyncio.Server:
     """Listen; every address of IPv6 is every one of IPv4 as well, as for vLLM's server; OSError if
-    the address cannot be listened on."""
+    the address cannot be listened on.
+
+    Args:
+        is_here: True if this process accepts the connections.
+    """
     loop = asyncio.get_running_loop()
     if host != "::" or not socket.has_dualstack_ipv6():
-        return await loop.create_server(connections, host, port)
+        return await loop.create_server(connections, host, port, start_serving=is_here)
     family = socket.AF_INET6
     listener = socket.create_server(
         (host, port), family=family, dualstack_ipv6=True, backlog=BACKLOG
     )
-    return await loop.create_server(connections, sock=listener)
+    return await loop.create_server(connections, sock=listener, start_serving=is_here)

@@ -56,7 +56,7 @@ async def render_with(world: World, rendering: Rendering) -> None:
 
 
 def compared(world: World) -> bool | None:
-    found: bool | None = world.gateway._rendering._agrees.get("decode")
+    found: bool | None = world.gateway.rendering._agrees.get("decode")
     return found
 
 
@@ -120,7 +120,7 @@ async def test_an_engine_without_the_endpoint_cannot_be_compared(world: World) -
 
 
 async def test_results_end_with_their_engine(world: World, checkpoint: Path) -> None:
-    rendering = world.gateway._rendering
+    rendering = world.gateway.rendering
     engine = world.gateway.engines.by_name["decode"]
     await until(lambda: compared(world) is True)
     engine.is_ready, engine.why_down = False, "it was told so"

@@ -45,6 +45,7 @@ from prfaas.planner.report.what_if import WhatIf
 from prfaas.prefixes.steering import Steering
 from prfaas.purge.loop import PurgeLoop
 from prfaas.tasks import cancel_all
+from prfaas.workers.front import WorkerMetrics, Workers
 
 BODY_BYTES_MAX = 1 << 16
 
@@ -84,7 +85,9 @@ def make_gateway(
     found = load_profiles(deployment)
     profiles = replace(found, market=deployment_market(deployment, found.sites))
     gateway = Gateway(deployment, endpoints, sources, profiles, **settings)
-    gateway.annexes.append(GatewayAnnexes(gateway))
+    gateway.annexes.append(annexes := GatewayAnnexes(gateway))
+    if deployment.gateway.workers > 1:
+        gateway.front = Workers(gateway, annexes.metrics.workers)
     return gateway
 
 
@@ -96,6 +99,7 @@ class AnnexMetrics:
         self.verification = VerificationMetrics(registry)
         self.usage = UsageMetrics(registry)
         self.incidents = IncidentMetrics(registry)
+        self.workers = WorkerMetrics(registry)
 
 
 class GatewayAnnexes:
@@ -105,6 +109,7 @@ class GatewayAnnexes:
         live, facts = gateway.live, gateway.facts
         deployment, driver = live.deployment, live.driver
         metrics, market = AnnexMetrics(gateway.metrics.registry), driver.dispatcher.market
+        self.metrics = metrics
         self.audit: GatewayAudit | None = None
         settings = AuditSettings.of(deployment.audit)
         if settings is not None:

@@ -132,7 +132,7 @@ class Access:
             request[OPERATOR] = self._operator_or_nobody(request)
             return ""
         if is_for_clients(path):
-            tenant = self._tenants.of_key(key := _key(request))
+            tenant = self._tenants.of_key(key := shown_key(request))
             if tenant is None:
                 raise _unauthorized(key, "an API key")
             request[TENANT] = tenant
@@ -146,7 +146,7 @@ class Access:
             return ""
 
     def _operator(self, request: web.Request) -> str:
-        key, host = _key(request), request.host
+        key, host = shown_key(request), request.host
         name = self.operators.owner(key)
         if name is None and not key and self.operators:
             name = self.operators.owner_of(self.session_key(request))
@@ -193,7 +193,7 @@ def is_for_clients(path: str) -> bool:
     return path in CLIENT_PATHS or path.startswith(CLIENT_PREFIX)
 
 
-def _key(request: web.Request) -> str:
+def shown_key(request: web.Request) -> str:
     """The key that a request shows; empty without one."""
     shown = request.headers.get("Authorization", "")
     is_bearer = shown[: len(_SCHEME)].lower() == _SCHEME
@@ -307,16 +307,20 @@ class RequestAdmission:
                 self._empty.set()
 
     async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Add the server's name, and OpenAI's headers with the remaining limits, to an answer.
-
-        Once the gateway is about to stop, it is the last one of its connection.
-        """
-        response.headers[hdrs.SERVER] = SERVER
-        if (tenant := request.get(TENANT)) is not None:
-            response.headers.update(limit_headers(tenant.quota, time.monotonic_ns()))
+        """Add the headers of all answers to an answer."""
+        response.headers.update(self.headers(request.get(TENANT)))
         if self.is_leaving:
             response.force_close()
-            response.headers["Connection"] = "close"
+
+    def headers(self, tenant: Tenant | None) -> dict[str, str]:
+        """Return the server's name, and OpenAI's headers with the remaining limits of a tenant.
+
+        Once the gateway is about to stop, an answer is the last one of its connection.
+        """
+        headers: dict[str, str] = {hdrs.SERVER: SERVER}
+        if tenant is not None:
+            headers |= limit_headers(tenant.quota, time.monotonic_ns())
+        return headers | {hdrs.CONNECTION: "close"} if self.is_leaving else headers
 
 
 def limit_headers(quota: Quota, now_ns: int) -> dict[str, str]:

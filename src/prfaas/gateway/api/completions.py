@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from http.client import responses
 
 from aiohttp import web
 
+from prfaas.config.deployment import Deployment
 from prfaas.core.request.events import Outcome
 from prfaas.errors import PrfaasError
 from prfaas.gateway.admission.charging import Charging
@@ -28,7 +30,12 @@ from prfaas.gateway.openai.requests import Api, ClientRequest, parse_request
 from prfaas.gateway.serving.request_run import RequestRun, RequestServices
 from prfaas.gateway.serving.request_state import Exchange, reply_headers
 from prfaas.gateway.telemetry.live_parts import LiveParts
-from prfaas.gateway.telemetry.request_records import RequestRecord, log_fields, trouble
+from prfaas.gateway.telemetry.request_records import (
+    RequestRecord,
+    ended,
+    log_fields,
+    trouble,
+)
 from prfaas.gateway.telemetry.tracing import RequestTrace, Tracing
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
@@ -36,6 +43,29 @@ from prfaas.logs import log_event
 from prfaas.units import NS_PER_S
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request to generate, as it came.
+
+    Attributes:
+        headers: The client's.
+        read: Returns its body, checked; RequestError if it is none.
+    """
+
+    tenant: Tenant
+    headers: Mapping[str, str]
+    read: Callable[[], Awaitable[ClientRequest]]
+
+
+def as_deployed(client: ClientRequest, deployment: Deployment) -> ClientRequest:
+    """Return a request with what its deployment sets for all."""
+    if client.answer_role != deployment.response_role:
+        client = replace(client, answer_role=deployment.response_role)
+    if client.stream and deployment.forces_usage:
+        client = replace(client, include_usage=True)
+    return client
 
 
 class CompletionService:
@@ -59,8 +89,6 @@ class CompletionService:
         self._request_admission, self._tracing = request_admission, tracing
         self._charging, self._error_s = charging, error_s
         self._model = live.deployment.model.name
-        self._answer_role = live.deployment.response_role
-        self._forces_usage = live.deployment.forces_usage
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
@@ -74,15 +102,20 @@ class CompletionService:
         return await self._generate(request, Api.COMPLETIONS)
 
     async def _generate(self, request: web.Request, api: Api) -> web.StreamResponse:
-        """Serve one request; whatever happens, it is recorded and counted once."""
         tenant = request[TENANT]
         record = RequestRecord(request_id(request), api.value, tenant.name)
-        stream = ClientStream(request)
-        trace = self._tracing.begin(record, request.headers, self._model)
+        asked = Asked(tenant, request.headers, partial(self._read, request, api))
+        return await self.serve(asked, record, ClientStream(request))
+
+    async def serve(
+        self, asked: Asked, record: RequestRecord, stream: ClientStream
+    ) -> web.StreamResponse:
+        """Serve one request; whatever happens, it is recorded and counted once."""
+        trace = self._tracing.begin(record, asked.headers, self._model)
         self._live.records.add(record)
         self._parts.metrics.began()
         try:
-            return await self._in_time(request, api, record, stream, trace)
+            return await self._in_time(asked, record, stream, trace)
         except (PrfaasError, web.HTTPException) as error:
             return await self._fail(error, record, stream)
         except (asyncio.CancelledError, ClientGoneError):
@@ -92,45 +125,42 @@ class CompletionService:
             _log.exception("request_failed request_id=%s", record.request_id)
             return await self._fail(error, record, stream)
         finally:
-            self._end(record, tenant)
+            self._end(record, asked.tenant)
             trace.end(record, self._model)
 
     async def _in_time(
         self,
-        request: web.Request,
-        api: Api,
+        asked: Asked,
         record: RequestRecord,
         stream: ClientStream,
         trace: RequestTrace,
     ) -> web.StreamResponse:
-        limit = time_limit(request, self._live.deployment.gateway.request_timeout)
+        limit = time_limit(asked.headers, self._live.deployment.gateway.request_timeout)
         record.limit(round(limit.seconds * NS_PER_S))
         try:
             async with asyncio.timeout(limit.seconds):
-                with self._request_admission.enter(request[TENANT]) as entry:
-                    return await self._answer(request, api, record, stream, trace, entry)
+                with self._request_admission.enter(asked.tenant) as entry:
+                    return await self._answer(asked, record, stream, trace, entry)
         except TimeoutError:
             message = f"the request took longer than {limit.source} allows: {limit.seconds:g} s"
             raise TimedOutError(message) from None
 
     async def _answer(
         self,
-        request: web.Request,
-        api: Api,
+        asked: Asked,
         record: RequestRecord,
         stream: ClientStream,
         trace: RequestTrace,
         entry: AdmittedRequest,
     ) -> web.StreamResponse:
-        client = await self._read(request, api)
+        client, tenant, parts = await asked.read(), asked.tenant, self._parts
         service = "" if client.service is None else client.service.name
-        quality = request[TENANT].quality_of(client.service)
+        quality = tenant.quality_of(client.service)
         record.parsed(client.stream, client.num_sequences, service, quality, client.ignored)
         entry.widen(client.num_sequences)
-        exchange = Exchange(client, request[TENANT], record, stream, trace, self._parts.metrics)
-        parts, tenant = self._parts, request[TENANT]
-        asked = client.num_sequences, client.num_tokens_expected, client.priority
-        async with parts.holding.slots(tenant.name, *asked) as turn:
+        exchange = Exchange(client, tenant, record, stream, trace, parts.metrics)
+        wanted = client.num_sequences, client.num_tokens_expected, client.priority
+        async with parts.holding.slots(tenant.name, *wanted) as turn:
             parts.fleet.retries.deposit(time.monotonic_ns())
             try:
                 plan = await parts.planner.plan(client, tenant, exchange.record)
@@ -150,12 +180,7 @@ class CompletionService:
             rules=request[TENANT].rules,
             adapters=self._live.engines.adapters(),
         )
-        client = await read(request, parse)
-        if self._answer_role != client.answer_role:
-            client = replace(client, answer_role=self._answer_role)
-        if client.stream and self._forces_usage:
-            client = replace(client, include_usage=True)
-        return client
+        return as_deployed(await read(request, parse), self._live.deployment)
 
     async def _fail(
         self, error: Exception, record: RequestRecord, stream: ClientStream
@@ -189,7 +214,7 @@ class CompletionService:
         self._charging.settle(tenant, record)
         record.close()
         self._parts.metrics.ended(record)
-        self._parts.facts.report(record.fact())
+        self._parts.facts.report(ended(record))
         log_event(_log, logging.INFO, "request_ended", **log_fields(record))
 
 

@@ -79,11 +79,12 @@ class EngineUnreachableError(EngineError):
 
     Attributes:
         had_request: True if it dropped the connection after the request was sent.
+        reason: What became of the connection, for operators.
     """
 
-    def __init__(self, message: str, *, had_request: bool = False) -> None:
+    def __init__(self, message: str, *, had_request: bool = False, reason: str = "") -> None:
         super().__init__(message)
-        self.had_request = had_request
+        self.had_request, self.reason = had_request, reason
 
 
 @dataclass(slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol, TypeVar
 
 import aiohttp
 
@@ -25,20 +25,13 @@ from prfaas.gateway.engines.engine import (
     NoResetError,
     SuspectError,
 )
+from prfaas.gateway.engines.engine_connections import EngineConnections
 from prfaas.gateway.engines.engine_probes import EngineProbes
 from prfaas.gateway.http.errors import UnavailableError
 from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
 from prfaas.gateway.http.responses import read_answer
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.units import NS_PER_S
-from prfaas.wire.plain_http import EngineResponse
-from prfaas.wire.sockets import request_socket
-
-KEEPALIVE_S = 3.0
-"""Below the 5 s after which uvicorn closes an idle connection under our hands."""
-
-READ_OUT_S = 1.0
-"""Time limit of data after the end mark of an answer before the connection is closed."""
 
 FORGET = "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
 """vLLM's endpoint, which `engines/vllm_forget.py` opens outside its development mode."""
@@ -47,7 +40,21 @@ TOKENIZE_S = 30.0
 """Time limit of an engine that renders and tokenises a chat."""
 
 
-class Engines:
+class Opened(Protocol):
+    """An answer that has begun, or has come whole."""
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+AnOpened = TypeVar("AnOpened", bound=Opened)
+
+
+class Engines(EngineConnections):
     """All engines of a deployment.
 
     Args:
@@ -65,12 +72,8 @@ class Engines:
         guards: Guards,
         poll_s: float = 1.0,
     ) -> None:
+        super().__init__(tls, deployment.gateway.connect_timeout / NS_PER_S)
         self._driver, self.guards = driver, guards
-        self._tls = tls
-        self._connect_s = deployment.gateway.connect_timeout / NS_PER_S
-        self._session: aiohttp.ClientSession | None = None
-        self._ending: dict[aiohttp.ClientResponse, asyncio.TimerHandle] = {}
-        """Answers whose end mark has come and whose end has not."""
         self.by_name = {
             name: Engine.of(name, endpoints.engines[name], cluster.role, table)
             for cluster in deployment.clusters.values()
@@ -92,27 +95,12 @@ class Engines:
 
     def start(self) -> None:
         """Begin to probe the engines."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0,
-                keepalive_timeout=KEEPALIVE_S,
-                ssl=self._tls,
-                socket_factory=request_socket,
-            ),
-            response_class=EngineResponse,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-        )
-        self.probes.start(self._session)
+        self.probes.start(self.start_session())
 
     async def close(self) -> None:
         """Stop, and close all connections."""
         await self.probes.close()
-        for response in list(self._ending):
-            self._release(response)
-        if self._session is not None:
-            await self._session.close()
+        await super().close()
 
     def validate(self) -> None:
         """Check what has to hold whenever nothing is being done; AssertionError if it does not."""
@@ -161,15 +149,15 @@ class Engines:
             )
         return UnavailableError("no engine of a PD cluster is ready; try again")
 
-    @asynccontextmanager
-    async def post(
+    def post(
         self, engine: Engine, path: str, body: JsonObject, headers: Mapping[str, str]
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Run one leg. Leaving with an error, or once the caller has closed the answer, closes the
-        connection, which makes the engine abort.
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Run one leg, and count it. An engine that cannot be reached is marked down."""
+        return self.leg(engine, self._open(engine, path, body, headers))
 
-        Raises:
-            EngineUnreachableError: There was no connection or no answer; the engine is marked down.
+    @asynccontextmanager
+    async def leg(self, engine: Engine, opening: Awaitable[AnOpened]) -> AsyncIterator[AnOpened]:
+        """Count a leg on an engine from its opening on.
 
         The exception of the caller is the outcome of the leg: an `EngineError` or a broken
         connection counts against the engine, others do not. A 500 or a `SuspectError` counts only
@@ -181,13 +169,14 @@ class Engines:
         try:
             async with leg:
                 engine.legs.add(leg)
-                response = await self._open(engine, path, body, headers)
+                response = await opening
                 try:
                     yield response
                 except BaseException:
                     response.close()
                     raise
-                self._keep(response)
+                if isinstance(response, aiohttp.ClientResponse):
+                    self.keep(response)
             told = _told_by(response.status)
             engine.num_broken = 0 if told is BreakerOutcome.GOOD else engine.num_broken + 1
         except SuspectError:
@@ -254,43 +243,14 @@ class Engines:
         ):
             return response.status, await read_answer(response)
 
-    def _keep(self, response: aiohttp.ClientResponse) -> None:
-        """Use a connection again once its answer ends, which it does soon behind the end mark."""
-        if not response.closed:
-            loop = asyncio.get_running_loop()
-            self._ending[response] = loop.call_later(READ_OUT_S, self._release, response)
-            response.content.on_eof(partial(self._release, response))
-
-    def _release(self, response: aiohttp.ClientResponse) -> None:
-        """Give a connection back; one whose answer has not ended is closed."""
-        if (timer := self._ending.pop(response, None)) is not None:
-            timer.cancel()
-            response.release()
-
     async def _open(
         self, engine: Engine, path: str, body: JsonObject, headers: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
-        rank = {} if engine.rank is None else {"X-data-parallel-rank": str(engine.rank)}
         try:
-            return await self._http.post(
-                engine.url + path,
-                data=to_json(body),
-                headers={"Content-Type": "application/json", **headers, **rank},
-                allow_redirects=False,
-            )
-        except aiohttp.ClientError as error:
-            reason = f"{type(error).__name__}: {error}"
-            self.probes.mark_down(engine, reason)
-            took_it = not isinstance(error, aiohttp.ClientConnectorError)
-            raise EngineUnreachableError(
-                f"engine {engine.name}: {reason}", had_request=took_it
-            ) from None
-
-    @property
-    def _http(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            raise RuntimeError("the engines were not started")
-        return self._session
+            return await self.open(engine, path, body, headers)
+        except EngineUnreachableError as error:
+            self.probes.mark_down(engine, error.reason)
+            raise
 
 
 def _told_by(status: int) -> BreakerOutcome:

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import StreamReader, web
 
@@ -220,6 +220,8 @@ class _Early(asyncio.Protocol):
         self.is_over = True
 
 
+BACKLOG = 100
+"""Connections that wait to be accepted."""
 HEAD_S = 30.0
 """Time limit of the head of the first request."""
 HANDSHAKES_SHARE = 0.25
@@ -262,6 +264,20 @@ def connections_max(requests_max: int) -> int:
     most = PLACES_EACH * requests_max
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // DESCRIPTORS_EACH))
+
+
+class ClientsCounted(Protocol):
+    """Counts of connections of clients.
+
+    Attributes:
+        on_closed: Called when one is closed for them.
+    """
+
+    on_closed: Callable[[Closed], None]
+
+    @property
+    def num_open(self) -> int:
+        """Connections that are open."""
 
 
 class ClientConnections:

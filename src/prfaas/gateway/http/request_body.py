@@ -14,7 +14,7 @@ import math
 import re
 import uuid
 import zlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -45,11 +45,11 @@ def request_id(request: web.Request) -> str:
     return wanted if _REQUEST_ID.fullmatch(wanted) else uuid.uuid4().hex
 
 
-def time_limit(request: web.Request, most_ns: int) -> TimeLimit:
+def time_limit(headers: Mapping[str, str], most_ns: int) -> TimeLimit:
     """The client's deadline, or the gateway's if that is earlier; RequestError if 400, the header
     is no positive number."""
     most = TimeLimit(most_ns / NS_PER_S, "gateway.request_timeout")
-    text = request.headers.get(TIMEOUT_HEADER)
+    text = headers.get(TIMEOUT_HEADER)
     if text is None:
         return most
     try:

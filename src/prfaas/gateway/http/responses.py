@@ -156,7 +156,7 @@ COMMENT = b": waiting for the first token\n\n"
 class ClientStream:
     """A stream to the client. Until its head is sent, an error can be an ordinary HTTP error."""
 
-    def __init__(self, request: web.Request) -> None:
+    def __init__(self, request: web.Request | None = None) -> None:
         self._request = request
         self._response: web.StreamResponse | None = None
         self._unsent: list[bytes] = []
@@ -181,6 +181,7 @@ class ClientStream:
         async with self.opening:
             if self._response is not None:
                 return
+            assert self._request is not None  # noqa: S101 (else another process opens it)
             self._response = web.StreamResponse(headers={**STREAM_HEADERS, **headers})
             try:
                 await self._response.prepare(self._request)

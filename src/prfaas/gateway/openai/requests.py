@@ -12,7 +12,7 @@ and the engine only ever saw a completion.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -69,6 +69,21 @@ class Api(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class MadePrompt:
+    """A prompt that another process has tokenised.
+
+    Attributes:
+        sequences: Token ids.
+        hashes: Of its blocks.
+        named_by: What the hashes depend on besides the tokens (`Naming.key`).
+    """
+
+    sequences: Sequence[Sequence[int]]
+    hashes: Sequence[bytes]
+    named_by: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClientRequest:
     """One request, checked.
 
@@ -94,6 +109,7 @@ class ClientRequest:
         ignored: Fields that have no effect.
         service: Its class of service; None is that of the deployment.
         answer_role: Role of the answers to a chat, where a turn is begun.
+        made: Its prompt, if a worker has made it.
     """
 
     api: Api
@@ -117,6 +133,7 @@ class ClientRequest:
     ignored: tuple[str, ...] = ()
     service: ServiceClass | None = None
     answer_role: str = "assistant"
+    made: MadePrompt | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -370,7 +387,7 @@ class Relay:
     """Same API on both sides: ids change, and transfer parameters become null."""
 
     def __init__(self, prefix: str, request_id: str) -> None:
-        self._id = prefix + request_id
+        self._id, self.opened = prefix + request_id, True
 
     def whole(self, answer: JsonObject) -> JsonObject:
         """A complete answer."""
@@ -396,7 +413,8 @@ class ChatFromCompletions:
         self._num_choices = client.num_choices
         renders_turn = client.body.get("add_generation_prompt") is not False
         self._role = client.answer_role if renders_turn else client.messages[-1]["role"]
-        self._opened = False
+        self.opened = False
+        """True once the client has the role of the answers."""
 
     def whole(self, answer: JsonObject) -> JsonObject:
         """A complete answer."""
@@ -410,8 +428,8 @@ class ChatFromCompletions:
         if chunk.get("choices") and "usage" in chunk:
             head["usage"] = as_object(chunk["usage"]) | {"completion_tokens_details": None}
         out = [head | {"choices": [self._delta(choice) for choice in chunk.get("choices", [])]}]
-        if not self._opened and chunk.get("choices"):
-            self._opened = True
+        if not self.opened and chunk.get("choices"):
+            self.opened = True
             return [*self._openings(head), *out]
         return out
 

@@ -14,7 +14,7 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.core.request.events import Outcome
 from prfaas.errors import EngineError
 from prfaas.gateway.engines.engine import INTERNAL_ERROR, Engine, SuspectError
-from prfaas.gateway.engines.engine_client import Engines
+from prfaas.gateway.engines.engine_connections import EngineConnections
 from prfaas.gateway.http.errors import error_body, retry_headers
 from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object, from_json, to_json
 from prfaas.gateway.http.responses import (
@@ -75,7 +75,7 @@ class DecodeLeg:
         transfer_timeout_ms: How long the engine waits for blocks in transit.
     """
 
-    engines: Engines
+    engines: EngineConnections
     transfer_timeout_ms: int
 
     async def run(

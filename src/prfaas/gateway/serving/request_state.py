@@ -74,6 +74,11 @@ class StreamedAnswer:
         self.first_text: str | None = None
         """Text of the token of a prefill leg, as its engine has it; None without one."""
 
+    def told(self, token_ids: list[int], text: str, created: object, reason: str | None) -> None:
+        """Another process has relayed so much of it."""
+        self.token_ids, self._sent, self._num_bytes = token_ids, [text], len(text)
+        self.created, self.finish_reason = created, reason
+
     @property
     def is_repeated(self) -> bool:
         """Return True while the client has all that comes."""

@@ -109,11 +109,10 @@ class Planner:
             RequestError: The prompt cannot be rendered.
             UnavailableError: No PD engine is ready.
         """
-        first = self._live.engines.choose(ClusterRole.PD)
-        if first is None:
-            raise self._live.engines.nobody()
         # Engines come and go while the prompt is tokenised: it is judged by the facts of now.
-        layout, max_model_len = self._layout(first), first.max_model_len
+        if (facts := self.facts()) is None:
+            raise self._live.engines.nobody()
+        layout, max_model_len = facts
         # Blocks of an adapter lie in no pool, so nobody asks for their names.
         named = None if client.is_for_adapter else layout
         prompt = await self._prompts.prompt(
@@ -140,6 +139,12 @@ class Planner:
             service=client.service,
             quality=tenant.quality_of(client.service),
         )
+
+    def facts(self) -> tuple[Layout | None, int] | None:
+        """Return the layout and the longest sequence, tokens, that prompts are made for; None if no
+        PD engine is ready."""
+        first = self._live.engines.choose(ClusterRole.PD)
+        return None if first is None else (self._layout(first), first.max_model_len)
 
     def _layout(self, first: Engine) -> Layout | None:
         """Layout of an engine that decodes, of the first that is known."""

@@ -18,7 +18,7 @@ from prfaas.core.resilience.quarantine import Guards, label_of
 from prfaas.core.routing.decision import Path, Reason
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines
-from prfaas.gateway.http.connections import ClientConnections, Closed
+from prfaas.gateway.http.connections import ClientsCounted, Closed
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.routing.dispatch_driver import Driver
@@ -221,7 +221,7 @@ class GatewayMetrics:
             read = partial(getattr, breaker, "state")
             show_state(self._breaker, label_of(target), states=BreakerState, read=read)
 
-    def watch_connections(self, connections: ClientConnections) -> None:
+    def watch_connections(self, connections: ClientsCounted) -> None:
         """Show how many there are, and count those that the gateway closes."""
         self._connections.set_function(lambda: connections.num_open)
         for why in Closed:

@@ -150,20 +150,6 @@ class RequestRecord:
             return None
         return self.second_ns if self.is_early else self.ttft_ns
 
-    def fact(self) -> RequestEnded:
-        """Return the fact that it has ended."""
-        e2e_ns, ttft_ns = self.e2e_ns, self.decoding_ns
-        return RequestEnded(
-            self.tenant,
-            self.service,
-            self.outcome is Outcome.FINISHED,
-            self.started_at_ns + (e2e_ns or 0),
-            self.decode_at_ns,
-            None if e2e_ns is None or ttft_ns is None else e2e_ns - ttft_ns,
-            self.num_output_tokens,
-            self.slot_ns,
-        )
-
     @property
     def slot_ns(self) -> int:
         """Time of its sequences in engines that decode; of a stream, from its first output on."""
@@ -273,6 +259,13 @@ class RequestRecord:
             self.gap_ns = now_ns - before_ns
         self.output_at_ns = now_ns
 
+    def streamed_elsewhere(
+        self, ttft_ns: int | None, output_at_ns: int | None, gap_ns: int, num_tokens: int
+    ) -> None:
+        """Another process has streamed so much of it, at these times."""
+        self.ttft_ns, self.output_at_ns, self.gap_ns = ttft_ns, output_at_ns, gap_ns
+        self.num_output_tokens = num_tokens
+
     def counted(self, num_prompt_tokens: int, num_output_tokens: int, cached_tokens: int) -> None:
         """The engine has reported the usage."""
         self.num_prompt_tokens, self.cached_tokens = num_prompt_tokens, cached_tokens
@@ -315,6 +308,21 @@ class RequestRecord:
         """Close the record."""
         if self.e2e_ns is None:
             self.e2e_ns = self.age_ns()
+
+
+def ended(record: RequestRecord) -> RequestEnded:
+    """Return the fact that a request has ended."""
+    e2e_ns, ttft_ns = record.e2e_ns, record.decoding_ns
+    return RequestEnded(
+        record.tenant,
+        record.service,
+        record.outcome is Outcome.FINISHED,
+        record.started_at_ns + (e2e_ns or 0),
+        record.decode_at_ns,
+        None if e2e_ns is None or ttft_ns is None else e2e_ns - ttft_ns,
+        record.num_output_tokens,
+        record.slot_ns,
+    )
 
 
 def trouble(

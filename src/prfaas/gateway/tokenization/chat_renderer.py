@@ -220,6 +220,17 @@ class EngineRendering:
         """Stop."""
         await cancel_all(self._tasks.values())
 
+    @property
+    def takes_parts(self) -> bool:
+        """See `ChatRenderer`."""
+        return self._renderer.takes_parts
+
+    @property
+    def is_own(self) -> bool:
+        """Return True if the gateway renders chats itself."""
+        engine = self._engines.choose(ClusterRole.PD)
+        return engine is None or self._agrees.get(engine.name, False)
+
     async def ids(self, client: ClientRequest) -> list[int] | None:
         """Return the token ids of a chat as an engine makes them; None if the gateway's are equal.
 
@@ -227,8 +238,7 @@ class EngineRendering:
             RequestError: 400, the engine's template refuses the messages.
             UnavailableError: No PD engine is ready, or it does not answer.
         """
-        engine = self._engines.choose(ClusterRole.PD)
-        if engine is None or self._agrees.get(engine.name):
+        if self.is_own or (engine := self._engines.choose(ClusterRole.PD)) is None:
             return None
         try:
             return await self._tokenized(engine, client)

@@ -24,7 +24,7 @@ from prfaas.core.kv.hashes import Hashes
 from prfaas.errors import ConfigError, RequestError
 from prfaas.gateway.http.json_codec import JsonObject, make_ready
 from prfaas.gateway.openai.fields import bad
-from prfaas.gateway.openai.requests import Api, ClientRequest
+from prfaas.gateway.openai.requests import Api, ClientRequest, MadePrompt
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tokenization.chat_renderer import ChatRenderer, try_template
 from prfaas.gateway.tokenization.known_prefixes import Naming
@@ -287,13 +287,15 @@ class PromptMaker:
         """
         quality = tenant.quality_of(client.service)
         salt = tenant.salt_for(client.user, quality, client.cache_salt)
-        is_chat = client.api is Api.CHAT and client.is_exact
-        chat_ids = await self.chat_ids(client) if is_chat else None
         naming = Naming(salt, layout if len(client.prompts) <= 1 else None, tenant.name)
-        work = partial(self._make, client, naming, max_model_len, chat_ids)
         charge: Callable[[Future[EncodedPrompt]], None] | None = None
         if is_charged:
             charge = partial(_charge, tenant.quota, _num_made)
+        if (made := client.made) is not None:
+            return _at_once(partial(_named, made, naming), charge)
+        is_chat = client.api is Api.CHAT and client.is_exact
+        chat_ids = await self.chat_ids(client) if is_chat else None
+        work = partial(self._make, client, naming, max_model_len, chat_ids)
         is_short = client.num_bytes is not None and client.num_bytes <= SHORT_BYTES_MAX
         if is_short and not self._is_shared:
             return _at_once(work, charge)
@@ -352,6 +354,12 @@ class PromptMaker:
 
 async def _own_chats(_: ClientRequest) -> list[int] | None:
     return None
+
+
+def _named(made: MadePrompt, naming: Naming) -> EncodedPrompt:
+    """A prompt that is tokenised; its blocks are named again where what names them has changed."""
+    hashes = made.hashes if made.named_by == naming.key else naming.hashes(made.sequences[0])
+    return EncodedPrompt(made.sequences, hashes, naming.cache_salt)
 
 
 def _at_once(work: Callable[[], T], on_end: Callable[[Future[T]], None] | None) -> T:
