@@ -305,8 +305,9 @@ class SimulatedRequestRun(_Passive):
 
     # The prefill leg
 
-    def _prefill(self) -> None:
-        """Queue the prompt at the instance that prefills."""
+    def _prefill(self, *, has_come: bool = False) -> None:
+        """Queue the prompt at the instance that prefills, once it has crossed the link that its
+        blocks take, if they take one."""
         request, routed, parts = self.request, self.routed, self._parts
         is_remote = routed.decision.path is _REMOTE
         instance = parts.prefill_instance(routed.prefill)
@@ -316,14 +317,21 @@ class SimulatedRequestRun(_Passive):
         num_new_tokens, held, transport = request.num_new_tokens, request.num_hit_tokens, None
         if routed.ships:
             transport = self._transport(Blocks.HAND_OFF)
+            if transport.setup.rtt_ns and not has_come:
+                parts.clock.after(transport.setup.rtt_ns // 2, self._come, request.attempt)
+                return
             num_bytes = self._num_bytes(Blocks.HAND_OFF, transport)
             transport.promise(request, num_bytes, routed.present_tokens)
-        if transport is None:
-            chunks = parts.chunks(num_new_tokens, held)
-        else:
             chunks = transport.costs.chunks(num_new_tokens, held, is_local=not is_remote)
-        request.offloaded = request.offloaded or is_remote
+        else:
+            chunks = parts.chunks(num_new_tokens, held)
+        if is_remote:
+            request.offloaded = True
         instance.submit(PrefillJob(request, request.attempt, chunks, transport))
+
+    def _come(self, attempt: int) -> None:
+        if attempt == self.request.attempt:
+            self._prefill(has_come=True)
 
     def _num_bytes(self, which: Blocks, transport: Transport) -> int:
         """Bytes of blocks that the route moves; the gateway knows what its plan has for them."""
