@@ -305,10 +305,16 @@ class SimulatedRequestRun(_Passive):
 
     # The prefill leg
 
-    def _prefill(self, *, has_come: bool = False) -> None:
+    def _prefill(self, sent_as: int | None = None) -> None:
         """Queue the prompt at the instance that prefills, once it has crossed the link that its
-        blocks take, if they take one."""
+        blocks take, if they take one.
+
+        Args:
+            sent_as: Attempt whose prompt has crossed it; None if it is yet to be sent.
+        """
         request, routed, parts = self.request, self.routed, self._parts
+        if sent_as is not None and sent_as != request.attempt:
+            return
         is_remote = routed.decision.path is _REMOTE
         instance = parts.prefill_instance(routed.prefill)
         if not instance.up:
@@ -317,8 +323,8 @@ class SimulatedRequestRun(_Passive):
         num_new_tokens, held, transport = request.num_new_tokens, request.num_hit_tokens, None
         if routed.ships:
             transport = self._transport(Blocks.HAND_OFF)
-            if transport.setup.rtt_ns and not has_come:
-                parts.clock.after(transport.setup.rtt_ns // 2, self._come, request.attempt)
+            if transport.setup.rtt_ns and sent_as is None:
+                parts.clock.after(transport.setup.rtt_ns // 2, self._prefill, request.attempt)
                 return
             num_bytes = self._num_bytes(Blocks.HAND_OFF, transport)
             transport.promise(request, num_bytes, routed.present_tokens)
@@ -328,10 +334,6 @@ class SimulatedRequestRun(_Passive):
         if is_remote:
             request.offloaded = True
         instance.submit(PrefillJob(request, request.attempt, chunks, transport))
-
-    def _come(self, attempt: int) -> None:
-        if attempt == self.request.attempt:
-            self._prefill(has_come=True)
 
     def _num_bytes(self, which: Blocks, transport: Transport) -> int:
         """Bytes of blocks that the route moves; the gateway knows what its plan has for them."""
