@@ -76,7 +76,7 @@ async def run(
     place: Path,
     routing: Sequence[str] | None = None,
     changing: Callable[[Wan], Awaitable[None]] | None = None,
-    warm: Sequence[int] = (),
+    warm: Sequence[Sequence[int]] = (),
 ) -> Live:
     """Drive one design.
 
@@ -90,8 +90,8 @@ async def run(
         routing: Further lines of the gateway's `[routing]`; by default the plan with the bytes of
             these blocks, for predictions are compared with what the link is seen to carry.
         changing: Changes the link from the first request on; None for nobody.
-        warm: Lengths of prompts before that, tokens, of which all but the last are prefilled only:
-            connections to engines and between pools have windows then.
+        warm: Lengths of prompts before that, tokens, one wave after the other; all but the last
+            wave are prefilled only. Connections to engines and between pools have windows then.
     """
     prepare(place)
     # Transfers take their time in seconds of the wall clock: the link is as much faster.

@@ -109,8 +109,10 @@ async def steps(http: aiohttp.ClientSession, engines: list[str]) -> tuple[float,
     return sum(await metric(http, engines, "steps_total")), sum(late)
 
 
-async def warm_up(http: aiohttp.ClientSession, url: str, model: str, lengths: list[int]) -> None:
-    """Have prompts prefilled, all at a time, and then the last one of them decoded."""
+async def warm_up(
+    http: aiohttp.ClientSession, url: str, model: str, waves: list[list[int]]
+) -> None:
+    """Have prompts prefilled, each wave at a time; those of the last wave are decoded as well."""
     rng = np.random.default_rng(5)
 
     async def ask(length: int, num_tokens: int) -> None:
@@ -121,9 +123,8 @@ async def warm_up(http: aiohttp.ClientSession, url: str, model: str, lengths: li
         ) as reply:
             await reply.read()
 
-    await asyncio.gather(*(ask(length, 1) for length in lengths))
-    for length in lengths[-1:]:
-        await ask(length, 2)
+    for number, lengths in enumerate(waves, 1):
+        await asyncio.gather(*(ask(length, 1 + (number == len(waves))) for length in lengths))
 
 
 async def relayed(http: aiohttp.ClientSession, url: str, count: int) -> list[int]:
