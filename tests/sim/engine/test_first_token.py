@@ -97,7 +97,8 @@ def test_tokens_come_until_the_blocks_are_there(gbits_per_s: int) -> None:
     before = {r.index: r for r in plain.simulation.requests}
     step_ns = found.setup.step_ns
     num_relayed = sum(r.relayed_tokens > 0 for r in relays.simulation.requests)
-    assert (num_relayed > 0) == (gbits_per_s == 5)
+    # Nobody knows the rate of the link before the first.
+    assert num_relayed == (len(before) - 1 if gbits_per_s == 5 else 0)
     for request in relays.simulation.requests:
         other = before[request.index]
         assert request.first_token_at_ns == other.first_token_at_ns

@@ -185,6 +185,9 @@ class SimulatedRequestRun(_Passive):
         route = Route(request.index, routed, decode, prefill, pools, request.num_prompt_tokens)
         if parts.may_relay:
             route.relay_max = request.num_output_tokens - 1
+            if routed.ships:
+                transport = self._transport(Blocks.HAND_OFF)
+                route.num_bytes = self._num_bytes(Blocks.HAND_OFF, transport)
         self.life = life_of(route, parts.fleet)
         self.decoder = ""
         """Instance that has the request to decode."""
