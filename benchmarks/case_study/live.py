@@ -50,21 +50,21 @@ class Live:
 
     Attributes:
         outcomes: Of every request.
-        behind_s: How far an engine was behind its profile at most.
+        behind_s: How far an engine was behind its profile at most, the warm-up included.
+        lag_s: How far a step was behind it on average.
         busy_ratio: Share of all cores that was in use, by anybody.
         cores: Cores that the run used, the link's emulator and the generator included.
         late_s: How late the generator sent a request at most.
         link_bytes: Bytes over the link to the PD site, headers included.
-        relayed: Tokens of relay decode.
     """
 
     outcomes: list[Outcome]
     behind_s: float
+    lag_s: float
     busy_ratio: float
     late_s: float
     cores: float
     link_bytes: int
-    relayed: float
 
 
 async def run(
@@ -76,6 +76,7 @@ async def run(
     place: Path,
     routing: Sequence[str] | None = None,
     changing: Callable[[Wan], Awaitable[None]] | None = None,
+    warm: Sequence[Sequence[int]] = (),
 ) -> Live:
     """Drive one design.
 
@@ -89,6 +90,8 @@ async def run(
         routing: Further lines of the gateway's `[routing]`; by default the plan with the bytes of
             these blocks, for predictions are compared with what the link is seen to carry.
         changing: Changes the link from the first request on; None for nobody.
+        warm: Lengths of prompts before that, tokens, one wave after the other; all but the last
+            wave are prefilled only. Connections to engines and between pools have windows then.
     """
     prepare(place)
     # Transfers take their time in seconds of the wall clock: the link is as much faster.
@@ -99,6 +102,8 @@ async def run(
     async with Wan(rtt_ms=scale.rtt_ms * scale.time, rate_bits_per_s=rate) as wan:
         site = _Site(TwoSites(wan, place, MODEL), design, scale, rate, routing)
         engines = await site.start()
+        # Only blocks are made smaller: requests, which go the other way, have their size.
+        await wan.change(rate_back_bits_per_s=round(bits_per_s / scale.time))
         before = (await wan.counters()).there
         spec = {
             "requests": [
@@ -107,18 +112,16 @@ async def run(
             ],
             "end": end_s * scale.time,
             "engines": engines,
+            "warm": list(warm),
         }
-        change = asyncio.ensure_future(changing(wan)) if changing else None
-        report = await site.drive(spec)
-        if change is not None:
-            change.cancel()
+        report = await site.drive(spec, changing)
         after = (await wan.counters()).there
     outcomes = [_outcome(found, scale.time) for found in report["outcomes"]]
     late = max(found["late"] for found in report["outcomes"] if found.get("late") is not None)
     link_bytes = after.delivered_bytes - before.delivered_bytes
     cores = (_cpu_s() - used) / (time.monotonic() - began)
-    behind, busy, relayed = (report[name] for name in ("behind", "busy_ratio", "relayed"))
-    return Live(outcomes, behind, busy, late, cores, link_bytes, relayed)
+    behind, lag, busy = (report[name] for name in ("behind", "lag", "busy_ratio"))
+    return Live(outcomes, behind, lag, busy, late, cores, link_bytes)
 
 
 def _cpu_s() -> float:
@@ -135,6 +138,7 @@ def _outcome(found: dict[str, Any], time_scale: float) -> Outcome:
         found["path"] == "remote",
         found["error"],
         None if done is None else done / time_scale,
+        found.get("relayed", 0),
     )
 
 
@@ -169,15 +173,25 @@ class _Site:
             sites.engine_url(AWAY, i) for i in range(len(self._far))
         ]
 
-    async def drive(self, spec: dict[str, Any]) -> Any:
+    async def drive(
+        self, spec: dict[str, Any], changing: Callable[[Wan], Awaitable[None]] | None
+    ) -> Any:
         sites = self._sites
         arguments = [f"http://{GATEWAY}", MODEL, str(sites.tokenizer)]
         command = [sys.executable, "-m", "benchmarks.case_study.load", *arguments]
         client = await sites.wan.run(
             HOME, command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
-        output, _ = await client.communicate(json.dumps(spec).encode())
-        if client.returncode:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdin.write(json.dumps(spec).encode())
+        client.stdin.close()
+        begins = await client.stdout.readline()
+        change = asyncio.ensure_future(changing(sites.wan)) if begins and changing else None
+        output = await client.stdout.read()
+        if change is not None:
+            change.cancel()
+        if await client.wait():
             raise SystemExit(f"the load generator failed; logs are in {sites.place}")
         return json.loads(output)
 
@@ -185,7 +199,9 @@ class _Site:
         scale = self._scale
         arguments = ["--time-scale", str(scale.time), "--bytes-scale", str(scale.bytes)]
         arguments += ["--block-tokens", str(BLOCK_TOKENS), "--host-memory", HOST_MEMORY]
-        arguments += ["--stream-interval", str(STREAM_INTERVAL)]
+        # Tokens of a relay count as they come.
+        interval = 1 if self._design.relays else STREAM_INTERVAL
+        arguments += ["--stream-interval", str(interval)]
         await self._sites.start_engines(side, names, *arguments)
 
     def _routing(self) -> list[str]:

@@ -92,23 +92,46 @@ async def ready(http: aiohttp.ClientSession, url: str, limit_s: float = 60) -> N
             await asyncio.sleep(0.2)
 
 
-async def behind(http: aiohttp.ClientSession, engines: list[str]) -> float:
-    """Largest delay of engines behind their profile, s."""
-    most = 0.0
+async def metric(http: aiohttp.ClientSession, engines: list[str], name: str) -> list[float]:
+    """A metric of timing engines."""
+    values = []
     for engine in engines:
         async with http.get(f"{engine}/metrics") as reply:
             lines = (await reply.text()).splitlines()
-        found = [line for line in lines if line.startswith("timing:behind_profile_seconds{")]
-        most = max([most, *(float(line.rpartition(" ")[2]) for line in found)])
-    return most
+        found = [line for line in lines if line.startswith(f"timing:{name}{{")]
+        values += [float(line.rpartition(" ")[2]) for line in found]
+    return values
 
 
-async def relayed(http: aiohttp.ClientSession, gateway: str) -> float:
-    """Tokens of relay decode."""
-    async with http.get(f"{gateway}/metrics") as reply:
-        lines = (await reply.text()).splitlines()
-    [found] = [line for line in lines if line.startswith("prfaas_relayed_tokens_total ")]
-    return float(found.rpartition(" ")[2])
+async def steps(http: aiohttp.ClientSession, engines: list[str]) -> tuple[float, float]:
+    """Steps of engines so far, and by how much they were late in all, s."""
+    late = await metric(http, engines, "late_step_seconds_total")
+    return sum(await metric(http, engines, "steps_total")), sum(late)
+
+
+async def warm_up(
+    http: aiohttp.ClientSession, url: str, model: str, waves: list[list[int]]
+) -> None:
+    """Have prompts prefilled, each wave at a time; those of the last wave are decoded as well."""
+    rng = np.random.default_rng(5)
+
+    async def ask(length: int, num_tokens: int) -> None:
+        prompt = rng.integers(0, TOKENS, length).tolist()
+        body = {"model": model, "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True}
+        async with http.post(
+            f"{url}/v1/completions", json=body | {"temperature": 0, "stream": True}
+        ) as reply:
+            await reply.read()
+
+    for number, lengths in enumerate(waves, 1):
+        await asyncio.gather(*(ask(length, 1 + (number == len(waves))) for length in lengths))
+
+
+async def relayed(http: aiohttp.ClientSession, url: str, count: int) -> list[int]:
+    """Tokens of relay decode of the last requests, in order of their arrival."""
+    async with http.get(f"{url}/control/requests", params={"limit": count}) as reply:
+        records = (await reply.json())["requests"]
+    return [each["relayed_tokens"] for each in sorted(records, key=lambda r: r["started_at"])]
 
 
 async def main() -> None:
@@ -119,17 +142,25 @@ async def main() -> None:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
         await ready(http, url, limit_s=300)
+        await warm_up(http, url, model, spec["warm"])
+        stepped = await steps(http, spec["engines"])
         busy, start = cpu(), time.monotonic()
+        print("begins", flush=True)
         tasks = [asyncio.create_task(one(http, url, ask, start)) for ask in asks]
         _, left = await asyncio.wait(tasks, timeout=spec["end"])
         used = [b - a for a, b in zip(busy, cpu(), strict=True)]
         for task in left:
             task.cancel()
         outcomes = await asyncio.gather(*tasks)
+        after = await steps(http, spec["engines"])
+        count, late_s = (b - a for a, b in zip(stepped, after, strict=True))
+        made = await relayed(http, url, len(asks))
+        for found, num_tokens in zip(outcomes, made, strict=False):
+            found["relayed"] = num_tokens
         report = {
             "outcomes": outcomes,
-            "behind": await behind(http, spec["engines"]),
-            "relayed": await relayed(http, url),
+            "behind": max(await metric(http, spec["engines"], "behind_profile_seconds")),
+            "lag": late_s / max(count, 1),
             "busy_ratio": 1 - used[1] / sum(used),
         }
     json.dump(report, sys.stdout)

@@ -154,6 +154,7 @@ class Wan:
         loss: float | None = None,
         queue_ms: float | None = None,
         loss_back: float | None = None,
+        rate_back_bits_per_s: int | None = None,
         jitter_ms: float | None = None,
         reorder: float | None = None,
         idle_s: float | None = None,
@@ -173,6 +174,8 @@ class Wan:
         there = both | ({} if loss is None else {"loss": loss})
         there |= {} if reorder is None else {"reorder": reorder}
         back = both | ({} if loss_back is None else {"loss": loss_back})
+        if rate_back_bits_per_s is not None:
+            back["rate_bits_per_s"] = rate_back_bits_per_s
         await self._ask({"there": there, "back": back})
 
     async def down(self) -> None:

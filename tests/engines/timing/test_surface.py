@@ -244,6 +244,8 @@ async def test_what_is_there_and_how_it_is(engine: Engine) -> None:
         b"vllm:prefix_cache_hits_total",
         b'vllm:request_success_total{engine="0",finished_reason="length"',
         b"vllm:time_to_first_token_seconds_count",
+        b"timing:steps_total{",
+        b"timing:late_step_seconds_total{",
     ):
         assert name in metrics
 

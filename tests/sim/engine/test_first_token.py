@@ -7,21 +7,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from prfaas.core.request.events import Outcome
 from prfaas.core.routing.policies import PolicyName
 from prfaas.sim.scenario.run import run
 from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
 from prfaas.sim.system.request import UNSET
+from prfaas.sim.system.setup import Failure, FailureKind
 from prfaas.sim.workloads.requests import Synthetic
-from prfaas.units import NS_PER_S
+from prfaas.units import NS_PER_MS, NS_PER_S
 from tests.sim.systems import EXAMPLES
 
 
-def scenario(*, early: bool, bits_per_s: float) -> Scenario:
+def scenario(*, early: bool, bits_per_s: float, rtt_ns: int = 0) -> Scenario:
     found = load_scenario(EXAMPLES / "paper-poisson.toml").with_policy(PolicyName.REMOTE)
     setup, source = found.setup, found.workload.source
     assert isinstance(source, Synthetic)
     (cluster,) = setup.prfaas
-    link = replace(cluster.link, bits_per_s=bits_per_s)
+    link = replace(cluster.link, bits_per_s=bits_per_s, rtt_ns=rtt_ns)
     routing = replace(setup.routing, early_first_token=early)
     setup = replace(setup, routing=routing, prfaas=(replace(cluster, link=link),))
     source = replace(source, rate_per_s=source.rate_per_s / 10, duration_ns=60 * NS_PER_S)
@@ -54,6 +56,37 @@ def test_the_first_token_does_not_wait_for_the_link(gbits_per_s: int) -> None:
     )
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_prompt_and_token_cross_the_link(*, early: bool) -> None:
+    """So do the blocks, if the token waits for them."""
+    rtt_ns = 80 * NS_PER_MS
+    near, far = (
+        run(scenario(early=early, bits_per_s=100e9, rtt_ns=rtt)).simulation.requests
+        for rtt in (0, rtt_ns)
+    )
+    for before, request in zip(near, far, strict=True):
+        assert request.offloaded
+        assert request.prefill_started_at_ns - request.routed_at_ns >= rtt_ns // 2
+        if before.prefill_started_at_ns == before.arrived_at_ns:
+            assert request.first_token_at_ns - before.first_token_at_ns == pytest.approx(
+                rtt_ns, abs=NS_PER_MS
+            )
+
+
+def test_an_instance_that_dies_while_a_prompt_is_on_its_way_is_left() -> None:
+    found = scenario(early=True, bits_per_s=100e9, rtt_ns=NS_PER_S)
+    first = run(found).simulation.requests[0]
+    died_at_ns = first.arrived_at_ns + NS_PER_S // 4
+    down = tuple(
+        Failure(FailureKind.PRFAAS, died_at_ns, NS_PER_S, index=index)
+        for index in range(found.setup.prfaas[0].num_instances)
+    )
+    done = run(replace(found, setup=replace(found.setup, failures=down)))
+    assert done.simulation.requests[0].outcome is Outcome.FINISHED
+    assert done.simulation.reactions.fallbacks["prefill/unreachable"] >= 1
+    assert not done.simulation.suspects.are_there
+
+
 @pytest.mark.parametrize("gbits_per_s", [100, 5])
 def test_tokens_come_until_the_blocks_are_there(gbits_per_s: int) -> None:
     found = scenario(early=True, bits_per_s=gbits_per_s * 1e9)
@@ -63,8 +96,11 @@ def test_tokens_come_until_the_blocks_are_there(gbits_per_s: int) -> None:
     assert relays.results.outcomes == plain.results.outcomes
     before = {r.index: r for r in plain.simulation.requests}
     step_ns = found.setup.step_ns
-    most = max(r.relayed_tokens for r in relays.simulation.requests)
-    assert (most > 2) == (gbits_per_s == 5)
+    relayed = [r.relayed_tokens for r in relays.simulation.requests]
+    if gbits_per_s == 5:  # Nobody knows the rate of the link before the first.
+        assert sum(tokens > 0 for tokens in relayed) == len(before) - 1
+    else:
+        assert max(relayed) <= 2
     for request in relays.simulation.requests:
         other = before[request.index]
         assert request.first_token_at_ns == other.first_token_at_ns

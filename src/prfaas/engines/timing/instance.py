@@ -67,6 +67,7 @@ class Counts:
 
     Attributes:
         late_ns: How far the event loop was behind the profile at most, ns of the wall clock.
+        late_sum_ns: The same of all steps together.
     """
 
     prompt_tokens: int = 0
@@ -78,6 +79,7 @@ class Counts:
     stained: int = 0
     steps: int = 0
     late_ns: int = 0
+    late_sum_ns: int = 0
 
 
 class TimedInstance:
@@ -280,7 +282,9 @@ class TimedInstance:
         """A step begins when the one before was due, so that being late does not add up."""
         left_ns = due_ns - time.monotonic_ns()
         await asyncio.sleep(max(left_ns, 0) / NS_PER_S)
-        self.counts.late_ns = max(self.counts.late_ns, time.monotonic_ns() - due_ns)
+        late_ns = max(time.monotonic_ns() - due_ns, 0)
+        self.counts.late_ns = max(self.counts.late_ns, late_ns)
+        self.counts.late_sum_ns += late_ns
 
     def _step_done(self, step: Step) -> None:
         prefill = step.prefill

@@ -186,6 +186,9 @@ class SimulatedRequestRun(_Passive):
         route = Route(request.index, routed, decode, prefill, pools, request.num_prompt_tokens)
         if parts.may_relay:
             route.relay_max = request.num_output_tokens - 1
+            if routed.ships:
+                transport = self._transport(Blocks.HAND_OFF)
+                route.num_bytes = self._num_bytes(Blocks.HAND_OFF, transport)
         self.life = life_of(route, parts.fleet)
         self.decoder = ""
         """Instance that has the request to decode."""
@@ -310,9 +313,16 @@ class SimulatedRequestRun(_Passive):
 
     # The prefill leg
 
-    def _prefill(self) -> None:
-        """Queue the prompt at the instance that prefills."""
+    def _prefill(self, sent_as: int | None = None) -> None:
+        """Queue the prompt at the instance that prefills, once it has crossed the link that its
+        blocks take, if they take one.
+
+        Args:
+            sent_as: Attempt whose prompt has crossed it; None if it is yet to be sent.
+        """
         request, routed, parts = self.request, self.routed, self._parts
+        if sent_as is not None and sent_as != request.attempt:
+            return
         is_remote = routed.decision.path is _REMOTE
         instance = parts.prefill_instance(routed.prefill)
         if not instance.up:
@@ -321,13 +331,16 @@ class SimulatedRequestRun(_Passive):
         num_new_tokens, held, transport = request.num_new_tokens, request.num_hit_tokens, None
         if routed.ships:
             transport = self._transport(Blocks.HAND_OFF)
+            if transport.setup.rtt_ns and sent_as is None:
+                parts.clock.after(transport.setup.rtt_ns // 2, self._prefill, request.attempt)
+                return
             num_bytes = self._num_bytes(Blocks.HAND_OFF, transport)
             transport.promise(request, num_bytes, routed.present_tokens)
-        if transport is None:
-            chunks = parts.chunks(num_new_tokens, held)
-        else:
             chunks = transport.costs.chunks(num_new_tokens, held, is_local=not is_remote)
-        request.offloaded = request.offloaded or is_remote
+        else:
+            chunks = parts.chunks(num_new_tokens, held)
+        if is_remote:
+            request.offloaded = True
         instance.submit(PrefillJob(request, request.attempt, chunks, transport))
 
     def _num_bytes(self, which: Blocks, transport: Transport) -> int:

@@ -55,6 +55,8 @@ def _values(instance: TimedInstance) -> dict[tuple[_Kind, str], float]:
         "vllm:prompt_tokens": counts.prompt_tokens,
         "vllm:generation_tokens": counts.output_tokens,
         "timing:stained_loads": counts.stained,
+        "timing:steps": counts.steps,
+        "timing:late_step_seconds": counts.late_sum_ns / 1e9,
     }
     found: dict[tuple[_Kind, str], float] = {(GaugeMetricFamily, n): v for n, v in gauges.items()}
     return found | {(CounterMetricFamily, name): value for name, value in counters.items()}
