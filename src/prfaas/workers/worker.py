@@ -33,7 +33,13 @@ from prfaas.gateway.http.connections import (
     connections_max,
 )
 from prfaas.gateway.http.errors import UnavailableError, error_response, openai_errors
-from prfaas.gateway.http.request_body import BODY_TIMEOUT_S, Origins, read, request_id
+from prfaas.gateway.http.request_body import (
+    BODY_TIMEOUT_S,
+    KEEPS_BODY,
+    Origins,
+    read,
+    request_id,
+)
 from prfaas.gateway.openai.requests import Api, ClientRequest, parse_request
 from prfaas.gateway.serving.request_state import Exchange
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
@@ -216,6 +222,7 @@ class Worker:
             middlewares=[openai_errors, self._inside], client_max_size=table.body_bytes_max
         )
         app[BODY_TIMEOUT_S] = table.body_timeout / NS_PER_S
+        app[KEEPS_BODY] = True
         if table.allowed_origins:
             origins = Origins(table.allowed_origins, is_for_clients)
 

@@ -121,6 +121,8 @@ class Origins:
 
 BODY_TIMEOUT_S = web.AppKey("body_timeout_s", float)
 """Time limit for a request body, during which it holds one of the gateway's places."""
+KEEPS_BODY = web.AppKey("keeps_body", bool)
+"""True where requests are handed on after they were read."""
 BIG_BYTES = 256 * 1024
 """A body up to this is parsed in a millisecond or two: waking a thread is not worth it."""
 DIGITS_MAX = 16
@@ -178,6 +180,11 @@ async def read_body(request: web.Request) -> bytes:
 
 async def _received(request: web.Request, bytes_max: int) -> bytes:
     """All of a body; `request.read()` would keep it for as long as the request runs."""
+    if request.config_dict.get(KEEPS_BODY, False):
+        try:
+            return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise _too_large(bytes_max) from None
     parts, num_bytes = [], 0
     async for part in request.content.iter_any():
         parts.append(part)
