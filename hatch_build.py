@@ -218,7 +218,7 @@ def build(target: Path, level: str = "2") -> None:
         (work / "setup.py").write_text(SETUP.format(files=files, level=level))
         command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
         # Of generated C, warnings are in vain.
-        environment = {**os.environ, "CFLAGS": "-w", "MYPYPATH": str(work)}
+        environment = {**os.environ, "CFLAGS": "-w -fvisibility=hidden", "MYPYPATH": str(work)}
         subprocess.run(command, cwd=work, check=True, env=environment)
         for each in work.glob("*.so"):
             shutil.copy2(each, target)

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from prfaas.core.cache.prefix_cache import PrefixCache
 
 PROMPTS = st.lists(st.integers(0, 30), max_size=12, unique=True)
-STEPS = st.lists(st.tuples(st.sampled_from(["store", "touch", "demote", "clear"]), PROMPTS), max_size=40)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["store", "touch", "demote", "clear"]), PROMPTS), max_size=40
+)
 
 
 class Model:
