@@ -248,19 +248,12 @@ class DecodeBook:
 
     def validate(self) -> None:
         """Check what has to hold between two calls (`hold`)."""
-        ready = [name for name, is_ready in self._ready.items() if is_ready]
+        levels: dict[str, dict[int, list[str]]] = {pool: {} for pool in self._levels}
+        for name in sorted(name for name, is_ready in self._ready.items() if is_ready):
+            levels[self._pool_of[name]].setdefault(self._counts[name], []).append(name)
         hold(
             no_count_is_negative=all(count >= 0 for count in self._counts.values()),
-            the_levels_have_the_ready_ones=all(
-                sorted((count, name) for count, level in levels.items() for name in level)
-                == sorted((self._counts[n], n) for n in ready if self._pool_of[n] == pool)
-                for pool, levels in self._levels.items()
-            ),
-            levels_are_in_order=all(
-                level and level == sorted(level)
-                for levels in self._levels.values()
-                for level in levels.values()
-            ),
+            the_levels_have_the_ready_ones=self._levels == levels,
         )
 
     def _first(self, pool: str, avoid: str) -> tuple[int, str] | None:
