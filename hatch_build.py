@@ -52,7 +52,9 @@ SUBCLASSED = {"DispatcherBooks", "Executor"}
 ATTRIBUTES = "from mypy_extensions import mypyc_attr"
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
 BASES = {"Record", "MutableRecord"}
-NATIVE = '''"""Bases of compiled records."""
+ORDERED = {"bisect", "heapq"}
+"""Modules of functions that are called often."""
+NATIVE = '''"""Bases of compiled records, and `round` of a number that is compiled as such."""
 
 from __future__ import annotations
 
@@ -90,6 +92,15 @@ class Record(MutableRecord):
         return found
 
 
+def nearest(value: float) -> int:
+    """As `round`: the even one of two whole numbers that are equally near."""
+    whole = int(value)
+    rest = value - whole
+    if rest > 0.5 or (rest == 0.5 and whole % 2 == 1):
+        return whole + 1
+    return whole - 1 if rest < -0.5 or (rest == -0.5 and whole % 2 == 1) else whole
+
+
 def _made(kind: Any, values: dict[str, Any]) -> Any:
     return kind(**values)
 
@@ -122,12 +133,20 @@ class Expansion:
         for node in self._tree.body:
             if isinstance(node, ast.ImportFrom) and node.module == "prfaas.records":
                 self._import(node)
+            elif isinstance(node, ast.ImportFrom) and node.module in ORDERED:
+                names = [f"{each.name}: Final = _{each.name}" for each in node.names]
+                line = self._lines[node.lineno - 1]
+                for each in node.names:
+                    line = re.sub(rf"\b{each.name}\b", f"{each.name} as _{each.name}", line)
+                self._lines[node.lineno - 1] = "; ".join([line, *names])
             elif isinstance(node, ast.ClassDef):
                 self._class(node)
-            elif isinstance(node, ast.Assign) and node.lineno == node.end_lineno:
+            elif isinstance(node, ast.Assign):
                 self._constant(node)
         first = "from __future__ import annotations"
-        self._lines[self._lines.index(first)] = f"{first}; from typing import TYPE_CHECKING, Final"
+        native = "from prfaas.native_records import nearest as round"
+        line = f"{first}; from typing import TYPE_CHECKING, Final; {native}"
+        self._lines[self._lines.index(first)] = line
         return "\n".join(self._lines) + "\n"
 
     def _import(self, node: ast.ImportFrom) -> None:
@@ -140,13 +159,14 @@ class Expansion:
 
     def _constant(self, node: ast.Assign) -> None:
         """A name of a module that never changes is read without a look-up."""
-        (target,), names, values = node.targets, [node.targets[0]], [node.value]
+        (target,), number = node.targets, node.lineno - 1
         if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            names, values = target.elts, node.value.elts
-        if all(CONSTANT.fullmatch(ast.unparse(name)) for name in names):
-            pairs = zip(names, values, strict=True)
-            made = [f"{ast.unparse(name)}: Final = {ast.unparse(value)}" for name, value in pairs]
-            self._lines[node.lineno - 1] = "; ".join(made)
+            pairs = list(zip(target.elts, node.value.elts, strict=True))
+            if all(CONSTANT.fullmatch(ast.unparse(name)) for name, _ in pairs):
+                made = [f"{ast.unparse(each)}: Final = {ast.unparse(v)}" for each, v in pairs]
+                self._lines[number] = "; ".join(made)
+        elif CONSTANT.fullmatch(name := ast.unparse(target)):
+            self._lines[number] = self._lines[number].replace(name, f"{name}: Final", 1)
 
     def _class(self, node: ast.ClassDef) -> None:
         base = node.bases[0].id if node.bases and isinstance(node.bases[0], ast.Name) else ""
@@ -218,7 +238,7 @@ def build(target: Path, level: str = "2") -> None:
         (work / "setup.py").write_text(SETUP.format(files=files, level=level))
         command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
         # Of generated C, warnings are in vain.
-        environment = {**os.environ, "CFLAGS": "-w", "MYPYPATH": str(work)}
+        environment = {**os.environ, "CFLAGS": "-w -fvisibility=hidden", "MYPYPATH": str(work)}
         subprocess.run(command, cwd=work, check=True, env=environment)
         for each in work.glob("*.so"):
             shutil.copy2(each, target)

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from prfaas.core.cache.prefix_cache import PrefixCache
 
 PROMPTS = st.lists(st.integers(0, 30), max_size=12, unique=True)
-STEPS = st.lists(st.tuples(st.sampled_from(["store", "touch", "clear"]), PROMPTS), max_size=40)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["store", "touch", "demote", "clear"]), PROMPTS), max_size=40
+)
 
 
 class Model:
@@ -32,6 +34,12 @@ class Model:
         while self.capacity is not None and sum(room for _, room in self.held) > self.capacity:
             self.held.pop(0)
 
+    def demote(self, blocks: list[int]) -> None:
+        for block in blocks:
+            if (("block", block), 1) in self.held:
+                self.held.remove((("block", block), 1))
+                self.held.insert(0, (("block", block), 1))
+
     def hit(self, blocks: list[int]) -> int:
         keys = [key for key, _ in self.held]
         run = 0
@@ -54,6 +62,9 @@ def test_it_behaves_as_the_plain_model(
         elif action == "store":
             cache.store(blocks)
             model.use(blocks, add=True)
+        elif action == "demote":
+            cache.demote(blocks)
+            model.demote(blocks)
         else:
             cache.touch(blocks, len(blocks))
             model.use(blocks, add=False)

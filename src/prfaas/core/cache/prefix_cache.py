@@ -17,18 +17,33 @@ takes time; the caller decides whether that is worth it.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import repeat
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from prfaas.core.cache.eviction import LeastRecentlyUsed
 from prfaas.core.cache.tenant_shares import Held, Share, TenantShares
 from prfaas.core.invariants import require
 
+K = TypeVar("K")
+_LISTED_MAX = 4
+"""Keys of all uses for each one that is held; with more, those that were used again are dropped."""
+
+
+@dataclass(slots=True, eq=False)
+class _Use:
+    """Keys that were used at once. Of the first `num_left` the last one is the next to go, if it
+    was not used again."""
+
+    keys: Sequence[int]
+    num_left: int
+
 
 class PrefixCache:
     """Block ids and checkpoints, least recently used first; ValueError if a limit is out of range.
+
+    Prompts that were stored or touched are kept as they are, and must not change later.
 
     Args:
         capacity_blocks: Capacity, in blocks of full attention; None for no limit, else at least 1.
@@ -51,8 +66,11 @@ class PrefixCache:
         self._capacity = capacity_blocks
         self._checkpoint_blocks = checkpoint_blocks
         # Checkpoints are kept under the complement of their block's id, which is negative.
-        self._held: OrderedDict[int, None] = OrderedDict()
-        self._used = 0
+        self._held: dict[int, _Use] = {}
+        """The last use of each key."""
+        self._uses: deque[_Use] = deque()
+        """Uses of which keys may be held, the oldest first; none without a limit."""
+        self._used = self._num_listed = 0
         self._on_evict = on_evict
 
     @property
@@ -62,11 +80,7 @@ class PrefixCache:
 
     def leading_run(self, block_ids: Sequence[int]) -> int:
         """Number of leading blocks that are held. Changes nothing."""
-        held = self._held
-        for count, block in enumerate(block_ids):
-            if block not in held:
-                return count
-        return len(block_ids)
+        return _leading_run(self._held, block_ids)
 
     def usable_hit(self, block_ids: Sequence[int]) -> int:
         """Number of leading blocks that a prefill can resume after. Changes nothing."""
@@ -95,27 +109,23 @@ class PrefixCache:
 
     def touch(self, block_ids: Sequence[int], num_used: int) -> None:
         """Note that the first `num_used` blocks served a hit."""
-        held, renew = self._held, self._held.move_to_end
-        if self._checkpoint_blocks and num_used and ~block_ids[num_used - 1] in held:
-            renew(~block_ids[num_used - 1])
-        used = block_ids if num_used == len(block_ids) else block_ids[:num_used]
-        for key in reversed(used):
-            if key in held:
-                renew(key)
+        if self._checkpoint_blocks and num_used:
+            self._renew((~block_ids[num_used - 1],))
+        self._renew(block_ids if num_used == len(block_ids) else block_ids[:num_used])
 
     def demote(self, block_ids: Sequence[int]) -> None:
         """Make blocks the next ones to be evicted, the last one first."""
-        for key in block_ids:
-            if key in self._held:
-                self._held.move_to_end(key, last=False)
+        self._renew(block_ids)
+        self._uses.rotate()
 
     def clear(self) -> None:
         """Lose everything, as when a host restarts."""
         self._held.clear()
-        self._used = 0
+        self._uses.clear()
+        self._used = self._num_listed = 0
 
     def keys(self) -> Iterator[int]:
-        """Keys of all blocks and checkpoints, the least recently used first."""
+        """Keys of all blocks and checkpoints."""
         return iter(self._held)
 
     def holds(self, key: int) -> bool:
@@ -139,34 +149,76 @@ class PrefixCache:
         require(self._capacity is None or self._used <= self._capacity, "the capacity")
 
     def _hold(self, keys: Sequence[int], room: int) -> None:
-        """Hold each key, the last one first: the simulator spends most of its time here."""
-        held = self._held
-        renew, before = held.move_to_end, len(held)
-        for key in reversed(keys):
-            if key in held:
-                renew(key)
-            else:
-                held[key] = None
+        """Hold each key, the last one as the least recently used."""
+        held, before = self._held, len(self._held)
+        _hold(held, keys, self._begin_use(keys))
         self._used += room * (len(held) - before)
 
+    def _renew(self, keys: Sequence[int]) -> None:
+        """The same with those that are held."""
+        _renew(self._held, keys, self._begin_use(keys))
+
+    def _begin_use(self, keys: Sequence[int]) -> _Use:
+        use = _Use(keys, len(keys))
+        if self._capacity is not None:
+            if self._num_listed > _LISTED_MAX * len(self._held):
+                self._forget_uses()
+            self._uses.append(use)
+            self._num_listed += use.num_left
+        return use
+
+    def _forget_uses(self) -> None:
+        """Drop keys from uses that are not their last ones."""
+        held, self._num_listed = self._held, 0
+        for _ in range(len(self._uses)):
+            use = self._uses.popleft()
+            use.keys = [key for key in use.keys[: use.num_left] if held.get(key) is use]
+            use.num_left = len(use.keys)
+            if use.num_left:
+                self._uses.append(use)
+                self._num_listed += use.num_left
+
     def _evict(self) -> None:
-        capacity, used, on_evict = self._capacity, self._used, self._on_evict
-        if capacity is None or used <= capacity:
-            return
-        pop = self._held.popitem
-        if on_evict is None and not self._checkpoint_blocks:
-            deque(map(pop, repeat(False, used - capacity)), maxlen=0)
-            self._used = capacity
-            return
-        while used > capacity:
-            key, _ = pop(False)
-            used -= 1 if key >= 0 else self._checkpoint_blocks
-            if on_evict is not None:
-                on_evict(key)
-        self._used = used
+        capacity, held, on_evict = self._capacity, self._held, self._on_evict
+        while capacity is not None and self._used > capacity:
+            use = self._uses[0]
+            while use.num_left and self._used > capacity:
+                use.num_left -= 1
+                self._num_listed -= 1
+                key = use.keys[use.num_left]
+                if held.get(key) is use:
+                    del held[key]
+                    self._used -= self._room(key)
+                    if on_evict is not None:
+                        on_evict(key)
+            if not use.num_left:
+                self._uses.popleft()
 
     def _room(self, key: int) -> int:
         return 1 if key >= 0 else self._checkpoint_blocks
+
+
+_NO_USE = _Use((), 0)
+
+
+def _leading_run(held: dict[K, _Use], keys: Sequence[K]) -> int:
+    """Number of leading keys that are held. Of any type: compiled, whole numbers that are read as
+    such would be made anew for each look-up."""
+    for count, key in enumerate(keys):
+        if key not in held:
+            return count
+    return len(keys)
+
+
+def _hold(held: dict[K, _Use], keys: Sequence[K], use: _Use) -> None:
+    for key in keys:
+        held[key] = use
+
+
+def _renew(held: dict[K, _Use], keys: Sequence[K], use: _Use) -> None:
+    for key in keys:
+        if key in held:
+            held[key] = use
 
 
 class SharedPrefixCache(PrefixCache):
@@ -228,7 +280,7 @@ class SharedPrefixCache(PrefixCache):
             if key in self._owners:
                 self._policy.used(key, self._owners[key], room)
                 continue
-            self._held[key] = None
+            self._held[key] = _NO_USE
             self._owners[key] = self.tenant
             self._used += room
             self._policy.added(key, self.tenant, room)

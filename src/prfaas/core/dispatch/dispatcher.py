@@ -42,6 +42,8 @@ from prfaas.core.routing.decision import Decision, Path, Reason
 from prfaas.core.routing.observed import NominalWork
 from prfaas.core.routing.policies import PolicyName
 
+_LOCAL, _REMOTE = Path.LOCAL, Path.REMOTE
+
 RETRY_UNSERVED_S = 1
 
 PrefillMeter = Callable[[Arrival, Routed, int, int], None]
@@ -274,7 +276,7 @@ class Dispatcher:
     def _spend(self, arrival: Arrival, routed: Routed, option: RouteOption, now_ns: int) -> None:
         """Count a prefill, its cost, and that of the blocks that cross a link for it."""
         cluster, hit, times = routed.cluster, routed.hit_tokens, self._times
-        is_remote = routed.decision.path is Path.REMOTE
+        is_remote = routed.decision.path is _REMOTE
         prefill_ns = partial(times.remote_ns, cluster) if is_remote else times.local_ns
         work_ns = prefill_ns(routed.num_tokens_to_prefill, hit)
         if self._meter is not None and times.has_plan:
@@ -294,7 +296,7 @@ class Dispatcher:
         Not under the policy `local`, past an obstacle, or where those that prefill also decode.
         """
         if (
-            decision.path is Path.REMOTE
+            decision.path is _REMOTE
             or decision.reason is Reason.ALWAYS_LOCAL
             or self.requests.decode_book is None
         ):
@@ -304,7 +306,7 @@ class Dispatcher:
             return option, decision
         found = option.prediction
         return option, decision._replace(
-            path=Path.REMOTE,
+            path=_REMOTE,
             reason=Reason.NO_LOCAL_INSTANCE,
             num_new_tokens=option.facts.num_new_tokens,
             predicted_local_ns=found.local_ns,
@@ -314,7 +316,7 @@ class Dispatcher:
 
     def _is_unserved(self, path: Path) -> bool:
         """Return True if a path needs a PD instance that prefills."""
-        return path is Path.LOCAL or self.requests.decode_book is None
+        return path is _LOCAL or self.requests.decode_book is None
 
     def _refuse(
         self, arrival: Arrival, decision: Decision, option: RouteOption, now_ns: int
@@ -336,7 +338,7 @@ class Dispatcher:
         first_tokens, local, remote = self._times.first_tokens, option.local, option.remote
         if first_tokens is None or local is None or remote is None:
             return decision
-        if decision.path is Path.LOCAL:
+        if decision.path is _LOCAL:
             return decision
         own_ns, there = self._local_ns(decision, option), option.facts.prfaas_hit_tokens
         remote_ns = self._times.remote_ns(
@@ -352,7 +354,7 @@ class Dispatcher:
         if compared is None:
             return decision
         return decision._replace(
-            path=Path.LOCAL,
+            path=_LOCAL,
             reason=Reason.TRIED_LOCAL if compared.is_trial else Reason.FASTER_LOCAL,
             predicted_local_ns=compared.local_ns,
             predicted_remote_ns=compared.remote_ns,

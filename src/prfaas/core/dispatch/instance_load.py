@@ -390,4 +390,6 @@ def _after(free_at_ns: int, jobs: Sequence[_Job]) -> int:
 
 def _first_ns(load: _Load) -> int:
     """Work of the first job, which may be nearly over."""
-    return next(iter(load.jobs.values())).work_ns if load.jobs else 0
+    for job in load.jobs.values():
+        return job.work_ns
+    return 0

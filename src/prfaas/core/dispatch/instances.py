@@ -180,7 +180,8 @@ class PrefillInstances:
         num_tokens = arrival.num_tokens_to_fit
         first = self.book.first(now_ns)
         if first is not None:
-            candidate = self.candidate(arrival, *first, reach, fetch)
+            name, wait_ns = first
+            candidate = self.candidate(arrival, name, wait_ns, reach, fetch)
             if is_ideal(candidate, num_tokens, most, most_device):
                 return Pick(candidate, None, (candidate,))
         if len(self.book.order) > self._scanned_max:

@@ -27,6 +27,8 @@ from prfaas.core.routing.predictions import DecodeWait, no_wait
 from prfaas.records import MutableRecord
 from prfaas.units import NS_PER_S
 
+_LOCAL, _REMOTE = Path.LOCAL, Path.REMOTE
+
 RELAYS_MAX = 16
 """Answers that an instance goes on with at a time: each takes a place in its batch."""
 LOOKUPS_MAX = 16
@@ -348,7 +350,7 @@ class OpenRequests:
     def _end_prefill(self, request_id: int, entry: _Open, now_ns: int) -> int | None:
         entry.prefilling = False
         name = entry.routed.prefill
-        if entry.routed.decision.path is Path.LOCAL:
+        if entry.routed.decision.path is _LOCAL:
             self._decode_flow.landed(request_id, now_ns)
         return self._book_of[name].done(name, request_id, now_ns)
 
@@ -392,7 +394,7 @@ class OpenRequests:
         if entry is None or not entry.promised:
             return
         routed, promised, entry.promised = entry.routed, entry.promised, []
-        is_remote = routed.decision.path is Path.REMOTE
+        is_remote = routed.decision.path is _REMOTE
         across = (routed.source, routed.destination) if is_remote else routed.pull_link
         crosses = ends is None or ends == across
         if num_bytes and crosses:
@@ -450,7 +452,7 @@ class OpenRequests:
         self.transfer_over(request_id, now_ns, ends=entry.routed.pull_link)
         routed = entry.routed
         entry.routed = routed._replace(
-            source=routed.source if routed.decision.path is Path.REMOTE else "",
+            source=routed.source if routed.decision.path is _REMOTE else "",
             hit_tokens=routed.own_tokens,
             pulled_from="",
         )
@@ -523,7 +525,7 @@ class OpenRequests:
 def _promises(routes: RouteFinder, routed: Routed, arrival: Arrival) -> list[tuple[Link, int]]:
     """Links that carry blocks of a route, and how many bytes of it."""
     found, links = [], routes.links
-    is_remote = routed.decision.path is Path.REMOTE
+    is_remote = routed.decision.path is _REMOTE
     if is_remote:
         found.append((links.between(routed.source, routed.destination), routed.shipped_bytes))
     if routed.pulled_from:

@@ -42,6 +42,8 @@ from prfaas.core.routing.predictions import (
 from prfaas.records import Record
 from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
+_LOCAL, _REMOTE = Path.LOCAL, Path.REMOTE
+
 
 class RouteOption(Record, frozen=True):
     """A route through one PrfaaS cluster, or past it in the PD cluster.
@@ -80,7 +82,7 @@ class RouteOption(Record, frozen=True):
             is_mixed: Its instances prefill and decode.
         """
         facts, link, costs, work = self.facts, self.link, self.cluster.costs, self.prediction.work
-        is_remote = decision.path is Path.REMOTE
+        is_remote = decision.path is _REMOTE
         prefill = self.remote if is_remote else self.local
         assert prefill is not None  # noqa: S101 (refused or barred before)
         pull = decision.pull_tokens if costs and not is_remote else 0
@@ -120,7 +122,7 @@ class RouteOption(Record, frozen=True):
             return False
         if self.facts.obstacle is None and (remote_ns is None or remote_ns <= target_ns):
             return False
-        if path is Path.LOCAL:
+        if path is _LOCAL:
             alone_ns = local_ns - found.local_decode_ns
         return alone_ns is not None and alone_ns > target_ns
 
@@ -144,7 +146,7 @@ class Considered(Record, frozen=True):
 
         What is prefilled remotely comes to the PD cluster by itself, and so does what is pulled.
         """
-        if routed.decision.path is Path.LOCAL and not routed.pulls:
+        if routed.decision.path is _LOCAL and not routed.pulls:
             for option in self.options:
                 held = option.facts.pullable_tokens > routed.present_tokens
                 if held and option.cluster.costs and option.link.destination == routed.destination:
@@ -269,7 +271,7 @@ class RouteFinder:
         costs = None if pool is None else self._planned[pool].costs
         if costs is None:
             return
-        is_remote, before = routed.decision.path is Path.REMOTE, self.carried.factor
+        is_remote, before = routed.decision.path is _REMOTE, self.carried.factor
         length = routed.facts.num_prompt_tokens if is_remote else routed.hit_tokens
         held = routed.present_tokens if is_remote else routed.prefill_pool_tokens
         self.carried.observe(costs.shipped_bytes(length, held), num_bytes)
@@ -353,14 +355,14 @@ class RouteFinder:
         if calibration.is_refuted or not option.misses(target_ns, path):
             return option
         wait_ns_max = SACRIFICED_MAX * target_ns
-        if path is Path.LOCAL and option.local is not None:
+        if path is _LOCAL and option.local is not None:
             local = self.local.last_like(option.local, arrival, now_ns, wait_ns_max)
             held = option.facts.present_tokens
             facts = option.facts._replace(
                 pd_hit_tokens=local.hit_tokens, device_only_tokens=local.hit_tokens - held
             )
             return option._replace(local=local, facts=facts)
-        if path is Path.REMOTE and option.remote is not None:
+        if path is _REMOTE and option.remote is not None:
             stage = self.remote_stages[option.cluster.name]
             return option._replace(
                 remote=stage.last_like(option.remote, arrival, now_ns, wait_ns_max)

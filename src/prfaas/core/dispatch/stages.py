@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 
 from prfaas.core.dispatch.instance_load import InstanceLoad
 from prfaas.core.dispatch.types import (
@@ -180,23 +181,23 @@ delay that only looks like a queue, such as loading blocks, cannot become a long
 class DecodeBook:
     """Spreads requests over instances by how many each has: counts, and the least of them.
 
-    Choosing takes O(log instances) comparisons, and O(pools) if the pool is left open.
+    Choosing takes O(different counts) comparisons, and as many for each pool if that is left open.
     """
 
     def __init__(self, members: Sequence[ClusterMember]) -> None:
         self._pool_of = {member.name: member.pool for member in members}
         self._counts = dict.fromkeys(self._pool_of, 0)
         self._ready = dict.fromkeys(self._pool_of, True)
-        self._order: dict[str, list[tuple[int, str]]] = {}
-        """Counts and names of the ready instances of each pool, the least loaded first."""
+        self._levels: dict[str, dict[int, list[str]]] = {}
+        """Names of the ready instances of each pool, in order, by their count."""
         for member in members:
-            insort(self._order.setdefault(member.pool, []), (0, member.name))
+            insort(self._levels.setdefault(member.pool, {}).setdefault(0, []), member.name)
 
     def add(self, member: ClusterMember) -> None:
         """Add an instance, which is not ready."""
         self._pool_of[member.name] = member.pool
         self._counts[member.name], self._ready[member.name] = 0, False
-        self._order.setdefault(member.pool, [])
+        self._levels.setdefault(member.pool, {})
 
     def remove(self, name: str) -> None:
         """Forget an instance that has no requests."""
@@ -204,7 +205,7 @@ class DecodeBook:
         pool = self._pool_of.pop(name)
         del self._counts[name], self._ready[name]
         if pool not in self._pool_of.values():
-            del self._order[pool]
+            del self._levels[pool]
 
     def choose(self, avoid: str = "", pool: str = "") -> str | None:
         """The ready instance with the fewest requests gets one more; None without any.
@@ -213,9 +214,9 @@ class DecodeBook:
             avoid: Instance that was tried already.
             pool: Others are only asked if no instance of this pool is ready; "" leaves it open.
         """
-        first = self._first(pool, avoid) if pool in self._order else None
+        first = self._first(pool, avoid) if pool in self._levels else None
         if first is None:
-            found = (self._first(other, avoid) for other in self._order)
+            found = (self._first(other, avoid) for other in self._levels)
             first = min((each for each in found if each is not None), default=None)
         if first is None:
             return None
@@ -224,7 +225,7 @@ class DecodeBook:
 
     def least(self, avoid: str = "") -> dict[str, int]:
         """Requests of the least loaded instance of each pool that has a ready one."""
-        found = {pool: self._first(pool, avoid) for pool in self._order}
+        found = {pool: self._first(pool, avoid) for pool in self._levels}
         return {pool: first[0] for pool, first in found.items() if first is not None}
 
     def leave(self, name: str) -> None:
@@ -234,12 +235,12 @@ class DecodeBook:
     def set_ready(self, name: str, *, ready: bool) -> None:
         """An instance became healthy, or stopped being so."""
         if ready != self._ready[name]:
-            self._ready[name], place = ready, (self._counts[name], name)
-            order = self._order[self._pool_of[name]]
+            self._ready[name], count = ready, self._counts[name]
+            levels = self._levels[self._pool_of[name]]
             if ready:
-                insort(order, place)
+                insort(levels.setdefault(count, []), name)
             else:
-                del order[bisect_left(order, place)]
+                _take(levels, count, name)
 
     def num_on(self, name: str) -> int:
         """Requests assigned to an instance and not left."""
@@ -247,29 +248,38 @@ class DecodeBook:
 
     def validate(self) -> None:
         """Check what has to hold between two calls (`hold`)."""
-        ready = [name for name, is_ready in self._ready.items() if is_ready]
+        levels: dict[str, dict[int, list[str]]] = {pool: {} for pool in self._levels}
+        for name in sorted(name for name, is_ready in self._ready.items() if is_ready):
+            levels[self._pool_of[name]].setdefault(self._counts[name], []).append(name)
         hold(
             no_count_is_negative=all(count >= 0 for count in self._counts.values()),
-            the_order_has_the_ready_ones=all(
-                order == sorted((self._counts[n], n) for n in ready if self._pool_of[n] == pool)
-                for pool, order in self._order.items()
-            ),
+            the_levels_have_the_ready_ones=self._levels == levels,
         )
 
     def _first(self, pool: str, avoid: str) -> tuple[int, str] | None:
         """Count and name of the least loaded ready instance of a pool; None without any."""
-        for first in self._order[pool]:
-            if first[1] != avoid:
-                return first
+        levels = self._levels[pool]
+        for count in sorted(levels):
+            for name in levels[count]:
+                if name != avoid:
+                    return count, name
         return None
 
     def _change(self, name: str, by: int) -> None:
         count = self._counts[name]
         self._counts[name] = count + by
         if self._ready[name]:
-            order = self._order[self._pool_of[name]]
-            del order[bisect_left(order, (count, name))]
-            insort(order, (count + by, name))
+            levels = self._levels[self._pool_of[name]]
+            _take(levels, count, name)
+            insort(levels.setdefault(count + by, []), name)
+
+
+def _take(levels: dict[int, list[str]], count: int, name: str) -> None:
+    """Take an instance out of the level of its count."""
+    level = levels[count]
+    del level[bisect_left(level, name)]
+    if not level:
+        del levels[count]
 
 
 class DecodeFlow:
@@ -284,7 +294,7 @@ class DecodeFlow:
         self._stale_after_ns = stale_after_ns
         self._landed_at_ns: dict[int, int | None] = {}
         self._begun_at_ns: dict[int, int] = {}
-        self._order: list[tuple[int, int]] = []
+        """Those that decode, in the order in which they began."""
         self._num_places, self._queued_at_ns = 0, -stale_after_ns - 1
         self._mean_ns, self._square_ns, self._longest_ns = 0.0, 0.0, 0.0
 
@@ -305,11 +315,12 @@ class DecodeFlow:
         landed_at_ns = self._landed_at_ns.pop(request_id)
         waited_ns = 0 if landed_at_ns is None else now_ns - landed_at_ns
         self._begun_at_ns[request_id] = now_ns
-        insort(self._order, (now_ns, request_id))
         self._longest_ns = max(waited_ns, self._longest_ns * _FADING)
+        num_decoding = len(self._begun_at_ns)
         if waited_ns >= QUEUED_NS:
-            self._num_places, self._queued_at_ns = len(self._order), now_ns
-        self._num_places = max(self._num_places, len(self._order))
+            self._num_places, self._queued_at_ns = num_decoding, now_ns
+        elif num_decoding > self._num_places:
+            self._num_places = num_decoding
 
     def end(self, request_id: int, now_ns: int) -> None:
         """Remove a request that is over; one that is not there changes nothing."""
@@ -324,7 +335,7 @@ class DecodeFlow:
 
         None waits while no request has queued for long: then decode has taken every one at once.
         """
-        num_decoding = len(self._order)
+        num_decoding = len(self._begun_at_ns)
         if not num_decoding or now_ns - self._queued_at_ns > self._stale_after_ns:
             return no_wait
         ahead = len(self._landed_at_ns) - (self._num_places - num_decoding)
@@ -337,13 +348,13 @@ class DecodeFlow:
     @property
     def num_held(self) -> int:
         """Requests in transit, waiting and decoding; 0 when all is over."""
-        return len(self._landed_at_ns) + len(self._order)
+        return len(self._landed_at_ns) + len(self._begun_at_ns)
 
     def validate(self) -> None:
         """Check what has to hold between two calls (`hold`)."""
-        begun = sorted((at_ns, number) for number, at_ns in self._begun_at_ns.items())
+        begun = [*self._begun_at_ns.values()]
         hold(
-            the_order_has_those_that_decode=self._order == begun,
+            those_that_decode_are_in_order=begun == sorted(begun),
             nobody_lands_and_decodes=not self._landed_at_ns.keys() & self._begun_at_ns.keys(),
         )
 
@@ -353,9 +364,10 @@ class DecodeFlow:
         Requests that take equally long end in the order in which they began. The more their times
         differ, the less their ages say, and places fall free at an even pace.
         """
-        num_decoding = len(self._order)
+        num_decoding = len(self._begun_at_ns)
         rounds, place = divmod(ahead, num_decoding)
-        left_ns = self._order[place][0] - now_ns + self._mean_ns
+        (begun_at_ns,) = islice(self._begun_at_ns.values(), place, place + 1)
+        left_ns = begun_at_ns - now_ns + self._mean_ns
         in_order_ns = max(0.0, left_ns) + rounds * self._mean_ns
         even_ns = (ahead + 1) * self._mean_ns / num_decoding
         variation = min(1.0, max(0.0, self._square_ns / self._mean_ns**2 - 1.0))
@@ -364,7 +376,4 @@ class DecodeFlow:
     def _forget(self, request_id: int) -> int | None:
         """Remove a request; when it began to decode, if it did."""
         self._landed_at_ns.pop(request_id, None)
-        begun_at_ns = self._begun_at_ns.pop(request_id, None)
-        if begun_at_ns is not None:
-            del self._order[bisect_left(self._order, (begun_at_ns, request_id))]
-        return begun_at_ns
+        return self._begun_at_ns.pop(request_id, None)

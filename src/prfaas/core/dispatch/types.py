@@ -21,6 +21,8 @@ from prfaas.core.transfer.residency import EVERYWHERE, Residency
 from prfaas.records import Record
 from prfaas.units import BYTES_PER_TB, NS_PER_S
 
+_LOCAL = Path.LOCAL
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterMember:
@@ -204,7 +206,7 @@ class Routed(Record, frozen=True):
     @property
     def pulls(self) -> bool:
         """Return True if it is prefilled locally with a pulled prefix."""
-        return self.decision.path is Path.LOCAL and bool(self.pulled_from)
+        return self.decision.path is _LOCAL and bool(self.pulled_from)
 
     @property
     def pulls_from_host(self) -> bool:
@@ -229,7 +231,7 @@ class Routed(Record, frozen=True):
     @property
     def changes_host(self) -> bool:
         """Return True if the local path hands blocks from one host of the PD cluster to another."""
-        return self.decision.path is Path.LOCAL and self.ships
+        return self.decision.path is _LOCAL and self.ships
 
 
 class RefusalReason(StrEnum):

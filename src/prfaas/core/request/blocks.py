@@ -21,6 +21,7 @@ ENDED_EARLY = "ended_early"
 """The request ended, or its engine did, before the prefix was of use."""
 BLOCKS_MISSING = "blocks_missing"
 _HAND_OFF, _PULL = Blocks.HAND_OFF, Blocks.PULL
+_COMMITTED, _GOOD = TransferEnd.COMMITTED, BreakerOutcome.GOOD
 _RELEASE_HAND_OFF, _RELEASE_PULL = Release(_HAND_OFF), Release(_PULL)
 
 
@@ -71,14 +72,14 @@ class Movement(MutableRecord):
         is_last = at_destination and self.end is None
         if is_last:
             self.end, self.is_coming = kind, False
-        if kind is not TransferEnd.COMMITTED and (at_destination or not self.fault):
+        if kind is not _COMMITTED and (at_destination or not self.fault):
             self.lose(kind)
         return is_last
 
     @property
     def is_lost(self) -> bool:
         """True if not all of them can arrive."""
-        return bool(self.fault) and self.end is not TransferEnd.COMMITTED
+        return bool(self.fault) and self.end is not _COMMITTED
 
     @property
     def failure(self) -> str:
@@ -185,6 +186,6 @@ def told_of_link(end: TransferEnd, num_missing: int = 0) -> BreakerOutcome:
     One whose source lacked blocks says nothing: pages that are never kept would look like a link
     that works.
     """
-    if end is TransferEnd.COMMITTED:
-        return BreakerOutcome.NOTHING if num_missing else BreakerOutcome.GOOD
+    if end is _COMMITTED:
+        return BreakerOutcome.NOTHING if num_missing else _GOOD
     return BreakerOutcome.FAILED if end in LINK_FAULTS else BreakerOutcome.NOTHING

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from operator import attrgetter
 from typing import Any
 
 from prfaas.core.dispatch import types
@@ -87,11 +86,10 @@ _OF_PLACE = frozenset(
 # fields are made once: the simulator leads thousands of requests a second through here.
 _ROUTED, _PREFILLING, _DECODING = Stage.ROUTED, Stage.PREFILLING, Stage.DECODING
 _STREAMING, _ENDED = Stage.STREAMING, Stage.ENDED
-_HAND_OFF, _PULL = Blocks.HAND_OFF, Blocks.PULL
+_HAND_OFF, _PULL, _COMMITTED = Blocks.HAND_OFF, Blocks.PULL, TransferEnd.COMMITTED
 _START_PULL, _STOP_PREFILL = StartPull(), StopPrefill()
 _start_prefill, _start_decode = cache(StartPrefill), cache(StartDecode)
 _continue_on = cache(ContinueOn)
-_wakes_at_ns = attrgetter("wakes_at_ns")
 
 
 class Route(MutableRecord):
@@ -211,7 +209,10 @@ class RequestLife:
         """
         self._needs_alarm = False
         if self.watches:
-            actions.append(WakeAt(min(map(_wakes_at_ns, self.watches))))
+            at_ns = self.watches[0].wakes_at_ns
+            for watch in self.watches:
+                at_ns = min(at_ns, watch.wakes_at_ns)
+            actions.append(WakeAt(at_ns))
 
     # The way to the first token
 
@@ -234,7 +235,8 @@ class RequestLife:
             actions.append(_START_PULL)
         if not route.prefill:
             return actions + self._start_decode(now_ns)
-        hand_off = Movement(*route.pools, route.final_tokens)
+        source, destination = route.pools
+        hand_off = Movement(source, destination, route.final_tokens)
         self.blocks.begin(_HAND_OFF, hand_off, now_ns)
         if hand_off.crosses_link:
             self._watch_route(hand_off, route.decode, now_ns)
@@ -255,7 +257,7 @@ class RequestLife:
         if ttft_max_ns is not None:
             at_ns = now_ns + ttft_max_ns
             deadline_ns = at_ns if deadline_ns is None else min(deadline_ns, at_ns)
-        link_bytes = self._books.backlog_bytes(*blocks.link, now_ns)
+        link_bytes = self._books.backlog_bytes(blocks.source, blocks.destination, now_ns)
         path = RemotePath(now_ns, predicted_ns, deadline_ns, link_bytes)
         self.watches.append(RouteWatch(self._fleet, self.route.number, local, blocks, path))
 
@@ -339,7 +341,7 @@ class RequestLife:
         if blocks is None:
             return []
         if blocks.ended(event.kind, at_destination=event.at_destination):
-            is_whole = event.kind is TransferEnd.COMMITTED
+            is_whole = event.kind is _COMMITTED
             if is_whole and which is _HAND_OFF:
                 self._books.handed_over(self.route.number, now_ns)
             num_bytes = event.num_bytes if is_whole else 0

@@ -220,7 +220,8 @@ class SimulatedDriver(DispatcherBooks):
         """Current t of the first link, tokens; 0 without one."""
         if not self.prfaas_names:
             return 0
-        return self.dispatcher.links.between(*self.links[0]).policy.offload_threshold
+        source, destination = self.links[0]
+        return self.dispatcher.links.between(source, destination).policy.offload_threshold
 
 
 def _instance_names(clusters: Sequence[ClusterSetup]) -> dict[str, tuple[str, ...]]:

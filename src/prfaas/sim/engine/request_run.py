@@ -56,6 +56,7 @@ _ALL = 2**62
 _FOUND_ALL = Finished(_ALL, _ALL)
 _PREFILLING, _ENDED = Stage.PREFILLING, Stage.ENDED
 _REMOTE, _GOOD, _LANDED = Path.REMOTE, BreakerOutcome.GOOD, TransferEnd.COMMITTED
+_HAND_OFF, _PULL = Blocks.HAND_OFF, Blocks.PULL
 
 _SPAN_BITS = 31
 """A span is 2.1 s."""
@@ -228,8 +229,8 @@ class SimulatedRequestRun(_Passive):
 
     def _start_pull(self, _: actions.StartPull) -> None:
         routed = self._on_route()
-        transport = self._transport(Blocks.PULL)
-        num_bytes = self._num_bytes(Blocks.PULL, transport)
+        transport = self._transport(_PULL)
+        num_bytes = self._num_bytes(_PULL, transport)
         transport.pull(self.request, num_bytes, routed.prefill_pool_tokens)
 
     def _start_prefill(self, action: actions.StartPrefill) -> None:
@@ -283,7 +284,7 @@ class SimulatedRequestRun(_Passive):
     def _transport(self, which: Blocks) -> Transport:
         """The link of blocks in transit."""
         routed = self.routed
-        is_pull = which is Blocks.PULL
+        is_pull = which is _PULL
         ends = routed.pull_link if is_pull else (routed.prefill_pool, routed.destination)
         return self._parts.transports[ends]
 
@@ -330,11 +331,11 @@ class SimulatedRequestRun(_Passive):
             return
         num_new_tokens, held, transport = request.num_new_tokens, request.num_hit_tokens, None
         if routed.ships:
-            transport = self._transport(Blocks.HAND_OFF)
+            transport = self._transport(_HAND_OFF)
             if transport.setup.rtt_ns and sent_as is None:
                 parts.clock.after(transport.setup.rtt_ns // 2, self._prefill, request.attempt)
                 return
-            num_bytes = self._num_bytes(Blocks.HAND_OFF, transport)
+            num_bytes = self._num_bytes(_HAND_OFF, transport)
             transport.promise(request, num_bytes, routed.present_tokens)
             chunks = transport.costs.chunks(num_new_tokens, held, is_local=not is_remote)
         else:
@@ -346,7 +347,7 @@ class SimulatedRequestRun(_Passive):
     def _num_bytes(self, which: Blocks, transport: Transport) -> int:
         """Bytes of blocks that the route moves; the gateway knows what its plan has for them."""
         routed, length = self.routed, self.request.num_prompt_tokens
-        if which is Blocks.HAND_OFF:
+        if which is _HAND_OFF:
             return transport.costs.shipped_bytes(length, routed.present_tokens)
         return transport.costs.shipped_bytes(routed.hit_tokens, routed.prefill_pool_tokens)
 
@@ -397,7 +398,7 @@ class SimulatedRequestRun(_Passive):
         """Blocks of the request have landed, or can not."""
         parts = self._parts
         parts.guards.ended(transport.ends, told_of_link(kind), parts.clock.now_ns)
-        if kind is TransferEnd.COMMITTED:
+        if kind is _LANDED:
             # Nothing is learnt from bytes that are those of the plan.
             is_planned = transport.setup.planned_bytes_ratio == 1.0
             event = _COMMITTED[which]

@@ -125,8 +125,8 @@ class Telemetry:
         front = self._sim.front
         front.heard.note(News.REPORT, seen.at_ns, self._sim.clock.now_ns)
         front.report_loads(seen.at_ns, seen.num_waiting)
-        for ends, report in seen.links:
-            front.dispatcher.links.report(*ends, report)
+        for (source, destination), report in seen.links:
+            front.dispatcher.links.report(source, destination, report)
 
     def _move(self, _argument: None) -> None:
         sim, now_ns = self._sim, self._sim.clock.now_ns

@@ -39,6 +39,7 @@ from prfaas.sim.system.setup import ClusterSetup, Setup
 _LOOKS = 1 / 1.26
 """Number of checks of a route within its predicted time: the first one is when the route can be
 late by its prediction (`core/resilience/late_routes.py`). The gateway checks more often."""
+_HAND_OFF, _PULL, _COMMITTED = Blocks.HAND_OFF, Purpose.PULL, TransferEnd.COMMITTED
 Chunks = Callable[[int, int], list[tuple[int, int]]]
 """Chunks of a prefill by its new tokens and its cached prefix, as in `PrefillJob`."""
 
@@ -241,12 +242,12 @@ class Simulation(RunParts):
 
     def _landed(self, request: Request, transport: Transport, purpose: Purpose) -> None:
         """The blocks of a request have arrived, or the prefix that it waits for."""
-        run, which, arrived = self.open[request.index], Blocks.HAND_OFF, request.block_ids
-        if purpose is Purpose.PULL:
+        run, which, arrived = self.open[request.index], _HAND_OFF, request.block_ids
+        if purpose is _PULL:
             num_blocks = -(-run.routed.hit_tokens // self.setup.blocks.tokens)
             which, arrived = Blocks.PULL, arrived[:num_blocks]
         self._pools[transport.ends[1]].store(arrived, request.tenant)
-        run.transfer_ended(which, TransferEnd.COMMITTED, transport)
+        run.transfer_ended(which, _COMMITTED, transport)
 
     def _link_changed(self, transport: Transport, alive: bool) -> None:
         news, ends = News.LINK_ALIVE if alive else News.LINK_DEAD, transport.ends

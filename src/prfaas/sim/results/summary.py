@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from itertools import compress, islice, permutations
+from itertools import compress, permutations
 from typing import Any
 
 import numpy as np
@@ -289,19 +289,17 @@ _TIMES = (
     "first_token_at_ns",
     "finished_at_ns",
 )
-_LINE = "%d %s %s %d %d %d %d %d %d\n"
 
 
 def digest(sim: Simulation, columns: Columns | None = None) -> str:
     """SHA-256 over what happened to every request."""
     columns = columns_of(sim.requests) if columns is None else columns
-    outcomes = [r.outcome for r in sim.requests]
-    reasons = [r.decision.reason if r.decision else "" for r in sim.requests]
-    times = [columns[name].tolist() for name in ("index", "attempt", *_TIMES)]
-    lines = map(_LINE.__mod__, zip(times[0], outcomes, reasons, *times[1:], strict=True))
     trace = hashlib.sha256()
-    while part := "".join(islice(lines, 1024)):
-        trace.update(part.encode())
+    for name in ("index", "attempt", *_TIMES):
+        trace.update(columns[name].astype("<i8").tobytes())
+    reasons = [r.decision.reason if r.decision else "" for r in sim.requests]
+    for labels in ([r.outcome for r in sim.requests], reasons):
+        trace.update("\n".join(labels).encode())
     return trace.hexdigest()
 
 
