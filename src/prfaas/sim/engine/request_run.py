@@ -137,6 +137,11 @@ class RunParts(ABC):
         """An instance that prefills."""
         return self.locals.get(name) or self.remotes[name]
 
+    def keep_what_came(self, request: Request, transport: Transport) -> None:
+        """Keep the blocks of a request that have arrived so far."""
+        arrived_tokens = transport.arrived_tokens(request)
+        self.front.caches.keep(request, transport.ends[1], arrived_tokens)
+
     def chunks(self, num_new_tokens: int, prefix_tokens: int) -> list[tuple[int, int]]:
         """Chunks of a prefill in the PD cluster after a cached prefix: tokens and end, ns."""
         prefill_ns = self.setup.costs.local_prefill_ns
@@ -278,7 +283,7 @@ class SimulatedRequestRun(_Passive):
     def _abort(self, action: actions.Abort) -> None:
         """Keep blocks that have arrived."""
         transport = self._transport(action.blocks)
-        self._keep_what_came(transport)
+        self._parts.keep_what_came(self.request, transport)
         transport.give_up(self.request)
 
     def _transport(self, which: Blocks) -> Transport:
@@ -287,10 +292,6 @@ class SimulatedRequestRun(_Passive):
         is_pull = which is _PULL
         ends = routed.pull_link if is_pull else (routed.prefill_pool, routed.destination)
         return self._parts.transports[ends]
-
-    def _keep_what_came(self, transport: Transport) -> None:
-        arrived_tokens = transport.arrived_tokens(self.request)
-        self._parts.front.caches.keep(self.request, transport.ends[1], arrived_tokens)
 
     def _fell_back(self, action: actions.FellBack) -> None:
         self._parts.reactions.fell_back(self.request.index, action)
@@ -406,7 +407,7 @@ class SimulatedRequestRun(_Passive):
                 event = replace(event, num_bytes=self._num_bytes(which, transport))
             self.report(event)
             return
-        self._keep_what_came(transport)
+        self._parts.keep_what_came(self.request, transport)
         transport.give_up(self.request)
         self.report(TransferEnded(which, kind))
 
@@ -447,7 +448,7 @@ class SimulatedRequestRun(_Passive):
         """The engine waits no longer for blocks that are in transit."""
         if self._waits_for is blocks:
             self._waits_for = None
-            self._keep_what_came(self._parts.transports[blocks.link])
+            self._parts.keep_what_came(self.request, self._parts.transports[blocks.link])
             self._compute()
 
     def _compute(self) -> None:
