@@ -40,6 +40,8 @@ SILENT_S = 30.0
 """A worker that says nothing for this time is ended, and another one started."""
 LOOK_S = 5.0
 """Time between two looks for silent workers."""
+READY_S = 120.0
+"""Time for the first workers to read a vocabulary and to listen."""
 END_S = 5.0
 """Time for a worker to end by itself."""
 BACKOFF_S, BACKOFF_MAX_S = 0.5, 10.0
@@ -145,10 +147,13 @@ class Workers:
         ]
         self._tasks.append(asyncio.create_task(self._look()))
         try:
-            await asyncio.gather(*started)
-        except ConfigError:
+            async with asyncio.timeout(READY_S):
+                await asyncio.gather(*started)
+        except (ConfigError, TimeoutError) as error:
             await self.stop(0.0)
-            raise
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"its workers do not listen after {READY_S:g} s; see log") from None
 
     async def stop(self, seconds: float) -> None:
         """End the workers, and their requests after this time, seconds."""

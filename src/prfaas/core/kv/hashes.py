@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import overload
 
-import numpy as np
-
 from prfaas.core.kv.blocks import HASH_BYTES
-
-_HASH = f"V{HASH_BYTES}"
 
 
 class Hashes(Sequence[bytes]):
@@ -29,7 +25,10 @@ class Hashes(Sequence[bytes]):
     def __getitem__(self, index: slice) -> Hashes: ...
     def __getitem__(self, index: int | slice) -> bytes | Hashes:
         if isinstance(index, slice):
-            return Hashes(np.frombuffer(self.data, _HASH)[index].tobytes())
+            start, stop, step = index.indices(len(self))
+            if step == 1:
+                return Hashes(self.data[start * HASH_BYTES : stop * HASH_BYTES])
+            return Hashes(b"".join(self[number] for number in range(start, stop, step)))
         start = range(0, len(self.data), HASH_BYTES)[index]
         return self.data[start : start + HASH_BYTES]
 
