@@ -25,10 +25,11 @@ class Hashes(Sequence[bytes]):
     def __getitem__(self, index: slice) -> Hashes: ...
     def __getitem__(self, index: int | slice) -> bytes | Hashes:
         if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
+            data, (start, stop, step) = self.data, index.indices(len(self))
             if step == 1:
-                return Hashes(self.data[start * HASH_BYTES : stop * HASH_BYTES])
-            return Hashes(b"".join(self[number] for number in range(start, stop, step)))
+                return Hashes(data[start * HASH_BYTES : stop * HASH_BYTES])
+            places = range(start * HASH_BYTES, stop * HASH_BYTES, step * HASH_BYTES)
+            return Hashes(b"".join([data[at : at + HASH_BYTES] for at in places]))
         start = range(0, len(self.data), HASH_BYTES)[index]
         return self.data[start : start + HASH_BYTES]
 
