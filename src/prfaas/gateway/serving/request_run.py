@@ -395,7 +395,7 @@ class RequestRun(Executor):
         self._events: list[AnyEvent] = []
         """Events that are being reported; the first one's actions are being done."""
         self._moving = MovingBlocks(parts.movers, exchange, self._report)
-        self._warm_leg = WarmLeg(parts.prefill_leg, plan, self._report)
+        self._warm_leg = WarmLeg(parts.prefill_leg, plan)
         self._legs = Legs(parts, exchange, plan, self.life, self._moving)
         self._next: Callable[[], Awaitable[web.StreamResponse | None]] = self._legs.give_up
         """The leg, or what comes instead of one, that the machine asked for last."""
@@ -541,7 +541,7 @@ class RequestRun(Executor):
         answer, hand_off = self._exchange.answer, self.life.blocks.open(Blocks.HAND_OFF)
         assert answer is not None  # noqa: S101 (a relay has made some of it)
         awaited = None if hand_off is None else self._moving.get(Blocks.HAND_OFF)
-        self._warm_leg.begin(action.engine, answer, awaited)
+        self._warm_leg.begin(action.engine, answer, awaited, self._report)
 
     def _continue_on(self, action: actions.ContinueOn) -> None:
         self._warm_leg.end()

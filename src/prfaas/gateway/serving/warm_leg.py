@@ -17,30 +17,41 @@ from prfaas.gateway.serving.routing_step import RoutedPrompt
 
 
 class WarmLeg:
-    """Runs the warm leg of one request, if it has one.
+    """Runs the warm leg of one request, if it has one."""
 
-    Args:
-        report: Gets `DecodeWarmed` once it has answered or failed; not if it is ended.
-    """
-
-    def __init__(
-        self, leg: PrefillLeg, plan: RoutedPrompt, report: Callable[[AnyEvent], None]
-    ) -> None:
-        self._leg, self._plan, self._report = leg, plan, report
+    def __init__(self, leg: PrefillLeg, plan: RoutedPrompt) -> None:
+        self._leg, self._plan = leg, plan
         self._task: asyncio.Task[None] | None = None
         self.found_tokens: int | None = None
         """Prefix that the engine found; None before it has answered."""
 
-    def begin(self, engine: str, answer: StreamedAnswer, awaited: TransferView | None) -> None:
-        """Have an engine compute the prompt and the tokens so far; `awaited` are its blocks."""
-        ids = [*self._plan.prompt.token_ids, *answer.token_ids]
-        self._task = asyncio.create_task(self._run(engine, ids, awaited))
+    def begin(
+        self,
+        engine: str,
+        answer: StreamedAnswer,
+        awaited: TransferView | None,
+        report: Callable[[AnyEvent], None],
+    ) -> None:
+        """Have an engine compute the prompt and the tokens so far.
 
-    async def _run(self, engine: str, ids: list[int], awaited: TransferView | None) -> None:
+        Args:
+            awaited: Blocks in transit to it.
+            report: Gets `DecodeWarmed` once it has answered or failed; not if it is ended.
+        """
+        ids = [*self._plan.prompt.token_ids, *answer.token_ids]
+        self._task = asyncio.create_task(self._run(engine, ids, awaited, report))
+
+    async def _run(
+        self,
+        engine: str,
+        ids: list[int],
+        awaited: TransferView | None,
+        report: Callable[[AnyEvent], None],
+    ) -> None:
         salt = self._plan.prompt.cache_salt
         self.found_tokens = await self._leg.compute(engine, ids, salt, awaited)
         self._task = None
-        self._report(DecodeWarmed())
+        report(DecodeWarmed())
 
     def end(self) -> None:
         """End it if it runs."""
