@@ -67,12 +67,13 @@ async def test_a_chat_that_is_tokens_is_kept_as_tokens_alone(world: World) -> No
         while b"Hello" not in (line := await response.content.readline()):
             assert line
         gc.collect()
+        # By their types: what others have loaded may warn when it is asked for its class.
         kept = gc.get_objects()
-        requests = [each for each in kept if isinstance(each, web.Request)]
+        requests = [each for each in kept if issubclass(type(each), web.Request)]
         [chat] = (each for each in requests if each.path == "/v1/chat/completions")
         assert chat._read_bytes is None
-        assert not [each for each in kept if isinstance(each, list) and _is_chat(each, text)]
+        assert not [each for each in kept if type(each) is list and _is_chat(each, text)]
 
 
 def _is_chat(found: list[Any], text: str) -> bool:
-    return any(isinstance(each, dict) and each.get("content") == text for each in found)
+    return any(type(each) is dict and each.get("content") == text for each in found)
