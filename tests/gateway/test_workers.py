@@ -66,7 +66,7 @@ class Sequence:
             self.seen.append((path, response.status, sorted(told.items()), text))
 
     async def records(self) -> list[object]:
-        """What the decider has noted of each request."""
+        """The decider's notes of each request."""
         keys = bearer("operator")
         async with self.world.http.get(
             f"{self.world.url}/control/requests", headers=keys
@@ -88,7 +88,7 @@ class Sequence:
         ]
 
     def legs(self) -> list[object]:
-        """What the engines were asked, but for the names of transfers."""
+        """The requests to engines, but for the names of transfers."""
         engines = (self.world.prefill, self.world.decode, self.world.spare)
         return [
             (engine.name, call.path, call.headers.get("x-request-id"), _unnamed(call.body))
@@ -252,7 +252,7 @@ class Decider:
 async def test_a_decider_that_hangs_or_dies(
     checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:
-    """What runs at an engine is served to its end; what comes is answered with 503 at once."""
+    """A request at an engine is served to its end; one that comes is answered with 503 at once."""
     engine = ScriptedEngine("decode")
     await engine.start()
     body = {"prompt": "hi"}

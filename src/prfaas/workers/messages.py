@@ -28,7 +28,7 @@ class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 
 class StreamedCounts(msgspec.Struct, array_like=True, gc=False):
-    """What was streamed of an answer; times as `RequestRecord` has them."""
+    """The streamed part of an answer; times as `RequestRecord` has them."""
 
     ttft_ns: int | None = None
     output_at_ns: int | None = None
@@ -84,7 +84,7 @@ class StreamBegun(Message):
 
 
 class Broken(msgspec.Struct, array_like=True, gc=False):
-    """How a leg broke; as `LegBrokenError`, or `EngineUnreachableError` without a reason.
+    """The break of a leg: a `LegBrokenError`, or an `EngineUnreachableError` without a reason.
 
     Attributes:
         is_failure: The engine reported a failure of this request.
@@ -143,7 +143,7 @@ class Gone(Message):
 
 
 class PromptFacts(Message):
-    """What prompts are made with; sent when it changes.
+    """Facts that prompts are made with; sent when they change.
 
     Attributes:
         max_model_len: Of the engine that takes the longest prompts; 0 without one.
@@ -249,7 +249,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Owner(Protocol):
-    """What uses a channel."""
+    """The user of a channel."""
 
     def take(self, message: Any) -> None:
         """Handle a message."""

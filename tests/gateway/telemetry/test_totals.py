@@ -1,4 +1,4 @@
-"""What the console reads each second is what the metrics say, and costs next to nothing."""
+"""The console's sums of each second are those of the metrics, and cost next to nothing."""
 
 from itertools import product
 

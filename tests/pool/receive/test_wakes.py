@@ -76,7 +76,7 @@ async def test_a_fragment_over_tls_takes_few_wake_ups(identities: Path) -> None:
 
 
 class Work:
-    """What is to be done later, elsewhere: a lane, a thread for digests, a node's loop."""
+    """Work for later, elsewhere: a lane, a thread for digests, a node's loop."""
 
     def __init__(self) -> None:
         self.later: list[Callable[[], object]] = []
