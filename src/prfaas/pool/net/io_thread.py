@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
@@ -161,8 +161,13 @@ class BusyMeter:
         if number is None:
             return None
         try:
-            counts = Path(f"/proc/self/task/{number}/schedstat").read_text(encoding="ascii")
-            ran, waited = counts.split()[:2]
-            return int(ran) + int(waited)
+            opened = os.open(f"/proc/self/task/{number}/schedstat", os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            ran, waited = os.read(opened, 64).split()[:2]
         except (OSError, ValueError):
             return None
+        finally:
+            os.close(opened)
+        return int(ran) + int(waited)
