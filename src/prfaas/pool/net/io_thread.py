@@ -3,7 +3,8 @@
 Data connections run here, so that the node's own loop stays free for messages. With TLS all are on
 the first lane: threads would wait for the interpreter lock at every TLS record. Sealed connections
 are spread over the lanes: sealing, opening, sending and receiving a fragment are a call each, and
-none of them holds the lock. Digests are compared on further threads: hashing needs no lock either.
+none of them holds the lock. Digests are compared on further threads, or on a lane that waits for
+bytes anyway: hashing needs no lock either.
 """
 
 from __future__ import annotations
