@@ -163,12 +163,10 @@ class BusyMeter:
             return None
         try:
             opened = os.open(f"/proc/self/task/{number}/schedstat", os.O_RDONLY)
-        except OSError:
-            return None
-        try:
-            ran, waited = os.read(opened, 64).split()[:2]
+            try:
+                ran, waited = os.read(opened, 64).split()[:2]
+            finally:
+                os.close(opened)
+            return int(ran) + int(waited)
         except (OSError, ValueError):
             return None
-        finally:
-            os.close(opened)
-        return int(ran) + int(waited)
