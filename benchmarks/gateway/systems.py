@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import DEVNULL
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from signal import SIGKILL
 
 import aiohttp
 
-from prfaas.cli.deploy.topology import parts
+from prfaas.cli.deploy.topology import Topology, parts
 from tests.deployments import laid_out, started
 from tests.ports import free_port
 
@@ -117,18 +117,14 @@ class Ours:
     engines: dict[str, str]
 
 
-@asynccontextmanager
-async def deployment(
-    local: Path, engine_url: str = "", workers: int = 1, *, is_pinned: bool = True
-) -> AsyncIterator[Ours]:
-    """Our gateway, its pool nodes and timing engines, or engines that run elsewhere."""
+async def laid(
+    local: Path, events: Mapping[str, str], engine_url: str = "", workers: int = 1
+) -> Topology:
+    """A deployment that can be started, with engines of its own unless there is a URL."""
     file = local / "bench.toml"
-    events = {name: f"tcp://127.0.0.1:{free_port()}" for name in ("pd-0", "pd-1")}
-    if engine_url:
-        tables = dict.fromkeys(("prfaas", "pd_0", "pd_1"), f'url = "{engine_url}"')
-        timing = ""
-    else:
-        tables = {"prfaas": ""}
+    url, timing = f'url = "{engine_url}"' if engine_url else "", ""
+    tables = dict.fromkeys(("prfaas", "pd_0", "pd_1"), url)
+    if not engine_url:
         for name, where in events.items():
             tables[name.replace("-", "_")] = f'args = ["--kv-events", "{name}={where}"]'
         names = ("prfaas", "pd")
@@ -137,7 +133,16 @@ async def deployment(
         )
     tables["workers"] = str(workers)
     file.write_text(FILE.format(local=local, model=MODEL, **tables) + timing)
-    topology = await laid_out(file)
+    return await laid_out(file)
+
+
+@asynccontextmanager
+async def deployment(
+    local: Path, engine_url: str = "", workers: int = 1, *, is_pinned: bool = True
+) -> AsyncIterator[Ours]:
+    """Our gateway, its pool nodes and timing engines, or engines that run elsewhere."""
+    events = {name: f"tcp://127.0.0.1:{free_port()}" for name in ("pd-0", "pd-1")}
+    topology = await laid(local, events, engine_url, workers)
     async with started(parts(topology)) as supervisor:
         pids = {part.name: part.process.pid for part in supervisor.parts if part.process}
         for name, pid in pids.items():
