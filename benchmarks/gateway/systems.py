@@ -189,9 +189,8 @@ async def held_engine() -> AsyncIterator[str]:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that a process has started."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    """Processes that a process's first thread has started."""
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def pin(pid: int, core: int) -> None:

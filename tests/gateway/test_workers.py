@@ -30,9 +30,9 @@ _OF_LEG = ("transfer", "ticket", "source", "push_to")
 
 
 def children() -> set[int]:
-    """Processes that this one has started."""
-    tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
-    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+    """Processes that this one's first thread has started."""
+    pid = os.getpid()
+    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def worked(checkpoint: Path, identities: Path, state: Path, workers: int) -> Any:

@@ -193,6 +193,8 @@ class Worker:
 
     def _renew_identity(self) -> None:
         self._identity.refresh(self._tls, self._identity.client_context())
+        if self._client_tls is not None:
+            self._client_tls.renew()
 
     def _count_closed(self, why: Closed) -> None:
         self._closed[why.value] += 1
