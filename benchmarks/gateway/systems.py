@@ -75,6 +75,7 @@ time_scale = 1e-6
 bytes_scale = 1e-6
 block_tokens = {block_tokens}
 cache_tokens = 100000
+max_model_len = 262144
 one_process = true
 """
 
@@ -194,10 +195,10 @@ async def process(
 
 
 @asynccontextmanager
-async def held_engine() -> AsyncIterator[str]:
-    """An engine whose streams do not end."""
+async def bare_engine(what: str) -> AsyncIterator[str]:
+    """An engine without a model (`held.py`)."""
     port = free_port()
-    command = (sys.executable, "-m", "benchmarks.gateway.held", str(port), MODEL)
+    command = (sys.executable, "-m", "benchmarks.gateway.held", str(port), MODEL, what)
     async with process(OTHER_CORE, *command):
         await answers(port)
         yield f"http://127.0.0.1:{port}"
