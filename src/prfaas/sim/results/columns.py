@@ -10,7 +10,6 @@ such parts, and is left out.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from operator import attrgetter
@@ -29,7 +28,7 @@ IntArray = NDArray[np.int64]
 
 def column(requests: Sequence[Request], name: str) -> IntArray:
     """One attribute, a whole number, of every request."""
-    return np.frombuffer(array("q", map(attrgetter(name), requests)), np.int64)
+    return np.fromiter(map(attrgetter(name), requests), np.int64, len(requests))
 
 
 class Columns(dict[str, IntArray]):
