@@ -58,7 +58,8 @@ def columns_of(requests: Sequence[Request]) -> Columns:
 
 def have_finished(requests: Sequence[Request]) -> NDArray[np.bool_]:
     """Mask of finished requests."""
-    return np.array([r.outcome is Outcome.FINISHED for r in requests], dtype=bool)
+    finished = Outcome.FINISHED
+    return np.array([r.outcome is finished for r in requests], dtype=bool)
 
 
 class FinishedRequests:
