@@ -27,7 +27,8 @@ from .load import cpu_s
 from .prompts import body, make_checkpoint
 from .systems import HERE, MODEL, System, deployment
 
-SHORT, AT_ONCE, CORES = 100, 32, 2
+SHORT, LONG, AT_ONCE, CORES = 100, 3000, 32, 2
+"""Tokens of a prompt, here and remotely: blocks have 2,048 of them; requests at a time; cores."""
 CPU = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 10_000
 
@@ -77,9 +78,10 @@ async def measure(bench: Bench, system: System, bodies: list[bytes]) -> Cost:
 
 
 async def run(
-    local: Path, turns: int, count: int, num_tokens: int, core: float, threshold: int
+    local: Path, turns: int, count: int, num_tokens: int, core: float, *, is_remote: bool
 ) -> None:
     """Measure in turns."""
+    length, threshold = (LONG, SHORT) if is_remote else (SHORT, HERE)
     make_checkpoint(local / "model")
     places = local / "one", local / "two"
     for place in places:
@@ -87,7 +89,7 @@ async def run(
         (place / "model").symlink_to(local / "model")
     bench = Bench(local, 1.0, [])
     prompts = bench._prompts
-    warm = bench._bodies(Run(SHORT, 200), 200)[1]
+    warm = bench._bodies(Run(length, 200), 200)[1]
     found: dict[int, list[float]] = {1: [], 2: []}
     async with (
         deployment(places[0], threshold=threshold, is_pinned=False) as one,
@@ -100,7 +102,7 @@ async def run(
             if core:
                 limits.enter_context(small_cores(system.pids, core))
         for _ in range(turns):
-            bodies = [body(MODEL, prompts.conversation(SHORT), num_tokens) for _ in range(count)]
+            bodies = [body(MODEL, prompts.conversation(length), num_tokens) for _ in range(count)]
             for workers, system in systems.items():
                 cost = await measure(bench, system, bodies)
                 rate = cost.by_clock if core else cost.per_s
@@ -120,7 +122,6 @@ def main() -> None:
     parser.add_argument("--core", type=float, default=0.0, help="share of a core, 0 to 1")
     parser.add_argument("--remote", action="store_true", help="prefill remotely")
     options = parser.parse_args()
-    threshold = SHORT // 4 if options.remote else HERE
     with tempfile.TemporaryDirectory() as local:
         asyncio.run(
             run(
@@ -129,7 +130,7 @@ def main() -> None:
                 options.count,
                 options.tokens,
                 options.core,
-                threshold,
+                is_remote=options.remote,
             )
         )
 
