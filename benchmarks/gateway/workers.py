@@ -1,7 +1,6 @@
 """Streams that two cores serve with one process of the gateway, and with two workers.
 
-    python -m benchmarks.gateway.workers [--turns 3] [--count 1000] [--tokens 16] [--remote]
-                                         [--core 0.2]
+    python -m benchmarks.gateway.workers [--turns 3] [--count 1000] [--tokens 16] [--core 0.2]
 
 Engines, pool nodes and the load run on the same machine, so rates are computed from CPU times: a
 core gives one process at most one second of CPU a second, and two cores give all of them two. With
@@ -25,10 +24,9 @@ from pathlib import Path
 from .__main__ import Bench, Run
 from .load import cpu_s
 from .prompts import body, make_checkpoint
-from .systems import HERE, MODEL, System, deployment
+from .systems import MODEL, System, deployment
 
-SHORT, LONG, AT_ONCE, CORES = 100, 3000, 32, 2
-"""Tokens of a prompt, here and remotely: blocks have 2,048 of them; requests at a time; cores."""
+SHORT, AT_ONCE, CORES = 100, 32, 2
 CPU = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 10_000
 
@@ -77,11 +75,8 @@ async def measure(bench: Bench, system: System, bodies: list[bytes]) -> Cost:
     return Cost(each_ms, len(bodies) / result["wall_s"])
 
 
-async def run(
-    local: Path, turns: int, count: int, num_tokens: int, core: float, *, is_remote: bool
-) -> None:
+async def run(local: Path, turns: int, count: int, num_tokens: int, core: float) -> None:
     """Measure in turns."""
-    length, threshold = (LONG, SHORT) if is_remote else (SHORT, HERE)
     make_checkpoint(local / "model")
     places = local / "one", local / "two"
     for place in places:
@@ -89,11 +84,11 @@ async def run(
         (place / "model").symlink_to(local / "model")
     bench = Bench(local, 1.0, [])
     prompts = bench._prompts
-    warm = bench._bodies(Run(length, 200), 200)[1]
+    warm = bench._bodies(Run(SHORT, 200), 200)[1]
     found: dict[int, list[float]] = {1: [], 2: []}
     async with (
-        deployment(places[0], threshold=threshold, is_pinned=False) as one,
-        deployment(places[1], workers=2, threshold=threshold, is_pinned=False) as two,
+        deployment(places[0], is_pinned=False) as one,
+        deployment(places[1], workers=2, is_pinned=False) as two,
         AsyncExitStack() as limits,
     ):
         systems = {1: one.system, 2: two.system}
@@ -102,7 +97,7 @@ async def run(
             if core:
                 limits.enter_context(small_cores(system.pids, core))
         for _ in range(turns):
-            bodies = [body(MODEL, prompts.conversation(length), num_tokens) for _ in range(count)]
+            bodies = [body(MODEL, prompts.conversation(SHORT), num_tokens) for _ in range(count)]
             for workers, system in systems.items():
                 cost = await measure(bench, system, bodies)
                 rate = cost.by_clock if core else cost.per_s
@@ -120,19 +115,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000, help="streams in a turn")
     parser.add_argument("--tokens", type=int, default=16, help="of each answer")
     parser.add_argument("--core", type=float, default=0.0, help="share of a core, 0 to 1")
-    parser.add_argument("--remote", action="store_true", help="prefill remotely")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as local:
-        asyncio.run(
-            run(
-                Path(local),
-                options.turns,
-                options.count,
-                options.tokens,
-                options.core,
-                is_remote=options.remote,
-            )
-        )
+        asyncio.run(run(Path(local), options.turns, options.count, options.tokens, options.core))
 
 
 if __name__ == "__main__":
