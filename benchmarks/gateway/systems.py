@@ -24,8 +24,6 @@ MODEL = "timing-bench"
 ROUTER_CORE, OTHER_CORE = 0, 1
 READY_S = 60
 BLOCK_TOKENS = 2048
-HERE = 1_000_000
-"""Threshold with which every prompt is prefilled where it is decoded."""
 FILE = """
 state = "{local}/state"
 
@@ -38,7 +36,7 @@ listen = "127.0.0.1:0"
 workers = {workers}
 
 [routing]
-offload_threshold = {threshold}
+offload_threshold = 1000000
 
 [security]
 identities = "{local}/identities"
@@ -121,11 +119,7 @@ class Ours:
 
 
 async def laid(
-    local: Path,
-    events: Mapping[str, str],
-    engine_url: str = "",
-    workers: int = 1,
-    threshold: int = HERE,
+    local: Path, events: Mapping[str, str], engine_url: str = "", workers: int = 1
 ) -> Topology:
     """A deployment that can be started, with engines of its own unless there is a URL."""
     file = local / "bench.toml"
@@ -138,27 +132,18 @@ async def laid(
         timing = "".join(
             TIMING.format(cluster=name, root=ROOT, block_tokens=BLOCK_TOKENS) for name in names
         )
-    tables |= {"workers": str(workers), "threshold": str(threshold)}
+    tables["workers"] = str(workers)
     file.write_text(FILE.format(local=local, model=MODEL, **tables) + timing)
     return await laid_out(file)
 
 
 @asynccontextmanager
 async def deployment(
-    local: Path,
-    engine_url: str = "",
-    workers: int = 1,
-    threshold: int = HERE,
-    *,
-    is_pinned: bool = True,
+    local: Path, engine_url: str = "", workers: int = 1, *, is_pinned: bool = True
 ) -> AsyncIterator[Ours]:
-    """Our gateway, its pool nodes and timing engines, or engines that run elsewhere.
-
-    Args:
-        threshold: Prompts of more tokens are prefilled remotely.
-    """
+    """Our gateway, its pool nodes and timing engines, or engines that run elsewhere."""
     events = {name: f"tcp://127.0.0.1:{free_port()}" for name in ("pd-0", "pd-1")}
-    topology = await laid(local, events, engine_url, workers, threshold)
+    topology = await laid(local, events, engine_url, workers)
     async with started(parts(topology)) as supervisor:
         pids = {part.name: part.process.pid for part in supervisor.parts if part.process}
         for name, pid in pids.items():

@@ -1,7 +1,6 @@
 """Streams that two cores serve with one process of the gateway, and with two workers.
 
-    python -m benchmarks.gateway.workers [--turns 3] [--count 1000] [--tokens 16] [--remote]
-                                         [--core 0.2]
+    python -m benchmarks.gateway.workers [--turns 3] [--count 1000] [--tokens 16] [--core 0.2]
 
 Engines, pool nodes and the load run on the same machine, so rates are computed from CPU times: a
 core gives one process at most one second of CPU a second, and two cores give all of them two. With
@@ -25,7 +24,7 @@ from pathlib import Path
 from .__main__ import Bench, Run
 from .load import cpu_s
 from .prompts import body, make_checkpoint
-from .systems import HERE, MODEL, System, deployment
+from .systems import MODEL, System, deployment
 
 SHORT, AT_ONCE, CORES = 100, 32, 2
 CPU = Path("/sys/fs/cgroup/cpu")
@@ -76,9 +75,7 @@ async def measure(bench: Bench, system: System, bodies: list[bytes]) -> Cost:
     return Cost(each_ms, len(bodies) / result["wall_s"])
 
 
-async def run(
-    local: Path, turns: int, count: int, num_tokens: int, core: float, threshold: int
-) -> None:
+async def run(local: Path, turns: int, count: int, num_tokens: int, core: float) -> None:
     """Measure in turns."""
     make_checkpoint(local / "model")
     places = local / "one", local / "two"
@@ -90,8 +87,8 @@ async def run(
     warm = bench._bodies(Run(SHORT, 200), 200)[1]
     found: dict[int, list[float]] = {1: [], 2: []}
     async with (
-        deployment(places[0], threshold=threshold, is_pinned=False) as one,
-        deployment(places[1], workers=2, threshold=threshold, is_pinned=False) as two,
+        deployment(places[0], is_pinned=False) as one,
+        deployment(places[1], workers=2, is_pinned=False) as two,
         AsyncExitStack() as limits,
     ):
         systems = {1: one.system, 2: two.system}
@@ -118,20 +115,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000, help="streams in a turn")
     parser.add_argument("--tokens", type=int, default=16, help="of each answer")
     parser.add_argument("--core", type=float, default=0.0, help="share of a core, 0 to 1")
-    parser.add_argument("--remote", action="store_true", help="prefill remotely")
     options = parser.parse_args()
-    threshold = SHORT // 4 if options.remote else HERE
     with tempfile.TemporaryDirectory() as local:
-        asyncio.run(
-            run(
-                Path(local),
-                options.turns,
-                options.count,
-                options.tokens,
-                options.core,
-                threshold,
-            )
-        )
+        asyncio.run(run(Path(local), options.turns, options.count, options.tokens, options.core))
 
 
 if __name__ == "__main__":

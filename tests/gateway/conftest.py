@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -127,6 +128,12 @@ async def until(condition: Callable[[], bool]) -> None:
     """Let the event loop run until `condition` holds; the test's timeout is the limit."""
     while not condition():  # noqa: ASYNC110 - the conditions are attributes, nobody signals them
         await asyncio.sleep(0.001)
+
+
+def children() -> set[int]:
+    """Processes that this one's first thread has started."""
+    pid = os.getpid()
+    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: Any) -> Deployment:

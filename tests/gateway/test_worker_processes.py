@@ -17,10 +17,9 @@ from prfaas.config.addresses import Endpoints
 from prfaas.errors import ConfigError
 from prfaas.workers.front import SILENT_S, Workers
 
-from .conftest import World, deployment_for, running, until
+from .conftest import World, children, deployment_for, running, until
 from .http.certificates import NAME, certificate_in, trusting
 from .scripted_engine import ScriptedEngine, hang, send
-from .test_workers import children
 
 BODY = {"prompt": "hi", "stream": True}
 NOWHERE = Endpoints(

@@ -20,7 +20,7 @@ from prfaas.logs import LogFormat
 from prfaas.workers import messages
 from prfaas.workers.worker import Start, Worker
 
-from .conftest import World, deployment_for, running, until
+from .conftest import World, children, deployment_for, running, until
 from .scripted_engine import ScriptedEngine, hang, refuse
 from .talking import Speech
 from .tenant_keys import HASHES, bearer, tenants
@@ -28,12 +28,6 @@ from .tenant_keys import HASHES, bearer, tenants
 LONG = [7 + i % 200 for i in range(160)]
 TEXT = "Grüße, 世界! one two three"
 _OF_LEG = ("transfer", "ticket", "source", "push_to")
-
-
-def children() -> set[int]:
-    """Processes that this one's first thread has started."""
-    pid = os.getpid()
-    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def worked(checkpoint: Path, identities: Path, state: Path, workers: int) -> Any:
