@@ -58,7 +58,7 @@ class Clock:
             instant = heappop(heap)
             self.now_ns = instant
             action, argument = due.pop(instant)
-            if others:
+            if instant in others:
                 self._bring_next(instant)
             num_events += 1
             action(argument)
@@ -73,16 +73,17 @@ class Clock:
         while self._heap and self._heap[0] <= until_ns:
             self.now_ns = instant = heappop(self._heap)
             action, argument = self._due.pop(instant)
-            self._bring_next(instant)
+            if instant in self._others:
+                self._bring_next(instant)
             action(argument)
         self.now_ns = max(self.now_ns, until_ns)
 
     def _bring_next(self, instant: Any) -> None:
         """Of several events of an instant, the second one becomes the first."""
-        if others := self._others.get(instant):
-            self._due[instant] = others.pop(0)
-            if not others:
-                del self._others[instant]
+        others = self._others[instant]
+        self._due[instant] = others.pop(0)
+        if not others:
+            del self._others[instant]
 
 
 Progress = Callable[[int], None]
