@@ -85,17 +85,14 @@ MISSING, ELSEWHERE = "missing", "not in the log"
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End of a file.
-
-    Attributes:
-        line: The last valid line.
-        torn: The bytes after it, without a newline at either end.
-        lacks_newline: True if the file does not end with a newline.
-    """
+    """End of a file."""
 
     line: Line
+    """The last valid line."""
     torn: bytes
+    """The bytes after it, without a newline at either end."""
     lacks_newline: bool
+    """True if the file does not end with a newline."""
 
 
 def end_of(path: Path) -> End | None:

@@ -40,20 +40,17 @@ REST_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class TransferBytes:
-    """Bytes of one transfer.
-
-    Attributes:
-        peer: Pool at the other end.
-        transfer_id: Empty for several together.
-        link_bytes: As `prfaas_link_bytes` counts.
-        wire_bytes: As `prfaas_link_wire_bytes` counts.
-    """
+    """Bytes of one transfer."""
 
     direction: str
     peer: str
+    """Pool at the other end."""
     transfer_id: bytes
+    """Empty for several together."""
     link_bytes: int = 0
+    """As `prfaas_link_bytes` counts."""
     wire_bytes: int = 0
+    """As `prfaas_link_wire_bytes` counts."""
 
 
 _Key = tuple[str, str, bytes]

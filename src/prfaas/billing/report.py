@@ -30,15 +30,12 @@ Logs = Mapping[str, Mapping[int, Path]]
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """Time of a bill.
-
-    Attributes:
-        since: First instant, as in the lines; "" is the first line.
-        until: Instant after the last one; "" is after the last line.
-    """
+    """Time of a bill."""
 
     since: str = ""
+    """First instant, as in the lines; "" is the first line."""
     until: str = ""
+    """Instant after the last one; "" is after the last line."""
 
     def has(self, at: str) -> bool:
         """Return True if a time is within."""

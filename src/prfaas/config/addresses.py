@@ -34,12 +34,9 @@ def join_address(address: tuple[str, int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Addresses of everything a gateway talks to, once all have their ports.
-
-    Attributes:
-        engines: Base URL by engine name, without a trailing slash: "http://127.0.0.1:8100".
-        pools: Host and port of the TLS listener by pool name.
-    """
+    """Addresses of everything a gateway talks to, once all have their ports."""
 
     engines: Mapping[str, str]
+    """Base URL by engine name, without a trailing slash: "http://127.0.0.1:8100"."""
     pools: Mapping[str, tuple[str, int]]
+    """Host and port of the TLS listener by pool name."""

@@ -18,15 +18,12 @@ AGE_MAX_NS = 12 * 3600 * NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class BrowserSession:
-    """One browser that has signed in.
-
-    Attributes:
-        key_hash: Of its operator's key, as in the deployment file.
-        until_ns: Instant at which it ends.
-    """
+    """One browser that has signed in."""
 
     key_hash: str
+    """Of its operator's key, as in the deployment file."""
     until_ns: int
+    """Instant at which it ends."""
 
 
 class BrowserSessions:

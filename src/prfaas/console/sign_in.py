@@ -35,16 +35,13 @@ class KeyBody(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class SignIn:
-    """The sessions of one gateway, and the path at which they begin and end.
-
-    Attributes:
-        gateway: Its name. Cookies know no ports: two gateways of one host need two names.
-        trace_page: Address of a trace, with `{trace_id}`; None if there is no viewer.
-    """
+    """The sessions of one gateway, and the path at which they begin and end."""
 
     access: Access
     gateway: str
+    """Its name. Cookies know no ports: two gateways of one host need two names."""
     trace_page: str | None = None
+    """Address of a trace, with `{trace_id}`; None if there is no viewer."""
     sessions: BrowserSessions = field(default_factory=BrowserSessions)
     tries: WrongKeys = field(default_factory=WrongKeys)
     """Wrong keys, by address. A right one always opens: all browsers behind a proxy have one."""

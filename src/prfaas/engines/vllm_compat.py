@@ -34,19 +34,16 @@ VERSIONS = ("0.32", "0.33")
 
 
 class Name(NamedTuple):
-    """A name of vLLM that prfaas depends on.
-
-    Attributes:
-        file: Its file, below the package.
-        path: Class and attribute, class and method, or function.
-        passed: Arguments that prfaas passes to it, or that vLLM passes to our override.
-        since: First minor version that has it.
-    """
+    """A name of vLLM that prfaas depends on."""
 
     file: str
+    """Its file, below the package."""
     path: str
+    """Class and attribute, class and method, or function."""
     passed: tuple[str, ...] = ()
+    """Arguments that prfaas passes to it, or that vLLM passes to our override."""
     since: str = VERSIONS[0]
+    """First minor version that has it."""
 
 
 _OFFLOAD = "v1/kv_offload"

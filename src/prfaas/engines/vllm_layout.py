@@ -54,25 +54,22 @@ HASH_ALGORITHM = "sha256_cbor"
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """A layout, and the place of each group's bytes in a row of host memory.
-
-    Attributes:
-        extents: Offset and length, bytes, of the parts that carry data, by group, in the order of
-            the block; empty if `runs` has them.
-        runs: Copies between a row and a canonical block, by group, if ranks or several pages hold
-            its parts.
-        tokens_per_hash: Tokens of a link of the engine's own hash chain; those of `layout` differ
-            where its blocks are combined.
-        facts: Facts of the layout id.
-        model: The model for people: a name, and its commit if it has one.
-    """
+    """A layout, and the place of each group's bytes in a row of host memory."""
 
     layout: Layout
     extents: dict[int, list[tuple[int, int]]]
+    """Offset and length, bytes, of the parts that carry data, by group, in the order of the block;
+    empty if `runs` has them."""
     facts: dict[str, str] = field(default_factory=dict)
+    """Facts of the layout id."""
     model: str = ""
+    """The model for people: a name, and its commit if it has one."""
     runs: dict[int, list[CopyRun]] = field(default_factory=dict)
+    """Copies between a row and a canonical block, by group, if ranks or several pages hold its
+    parts."""
     tokens_per_hash: int = 0
+    """Tokens of a link of the engine's own hash chain; those of `layout` differ where its blocks
+    are combined."""
     num_ranks: int = 1
 
     @property

@@ -88,13 +88,10 @@ class Page(Protocol):
 
 
 class Front(Protocol):
-    """Processes that take the connections of clients, in place of the gateway's own.
-
-    Attributes:
-        behind: Makes the requests that they hand on those of their clients.
-    """
+    """Processes that take the connections of clients, in place of the gateway's own."""
 
     behind: Middleware
+    """Makes the requests that they hand on those of their clients."""
 
     async def serve(self, own: ClientConnections, listening: Sequence[int]) -> None:
         """Take requests, and hand those on to this process that they do not serve.

@@ -68,17 +68,14 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """State that an earlier process left.
-
-    Attributes:
-        incidents: Those that it left open.
-        seen_at: Last instant at which it is known to have run; None if there was none.
-        was_stopped: True if it ended in order.
-    """
+    """State that an earlier process left."""
 
     incidents: Sequence[Incident] = ()
+    """Those that it left open."""
     seen_at: float | None = None
+    """Last instant at which it is known to have run; None if there was none."""
     was_stopped: bool = False
+    """True if it ended in order."""
 
 
 class StoreFault(Exception):  # noqa: N818 - a fault of a disk, as an alarm shows it

@@ -17,15 +17,12 @@ CLUSTERLESS = ""
 
 @dataclass(frozen=True, slots=True)
 class PeerClusters:
-    """Clusters whose pool nodes are peers of a pool node.
-
-    Attributes:
-        targets: It pushes to theirs.
-        sources: Theirs may push to it.
-    """
+    """Clusters whose pool nodes are peers of a pool node."""
 
     targets: frozenset[str]
+    """It pushes to theirs."""
     sources: frozenset[str]
+    """Theirs may push to it."""
 
     @property
     def site(self) -> Site:

@@ -38,15 +38,12 @@ class TurnRefusedError(Exception):
 
 @dataclass(slots=True)
 class EngineTurn:
-    """A request that an engine has.
-
-    Attributes:
-        waited_ns: Time in the queue.
-        computed: Tokens that the engine computed; None without an answer.
-    """
+    """A request that an engine has."""
 
     waited_ns: int
+    """Time in the queue."""
     computed: int | None = None
+    """Tokens that the engine computed; None without an answer."""
 
 
 class Turns:

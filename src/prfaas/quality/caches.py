@@ -22,13 +22,10 @@ States = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Cache of one layer for a prefix.
-
-    Attributes:
-        keys: bfloat16 as bits: heads, tokens, size of a key; None for a layer without attention.
-    """
+    """Cache of one layer for a prefix."""
 
     keys: Bits | None = None
+    """bfloat16 as bits: heads, tokens, size of a key; None for a layer without attention."""
     values: Bits | None = None
     states: tuple[States, ...] = ()
 
@@ -100,16 +97,13 @@ def _back(form: Form, data: bytes) -> bytearray:
 
 @dataclass(frozen=True, slots=True)
 class TaskSample:
-    """A prefix, which is cached, and what follows it.
-
-    Attributes:
-        rest: Token ids that follow; the first is given, the others are predicted.
-        asked: Indices in `rest` that the prefix determines, at least 1 each.
-    """
+    """A prefix, which is cached, and what follows it."""
 
     prefix: Sequence[int]
     rest: Sequence[int]
+    """Token ids that follow; the first is given, the others are predicted."""
     asked: Sequence[int]
+    """Indices in `rest` that the prefix determines, at least 1 each."""
 
 
 def recall(vocab: Sequence[int], num_pairs: int, num_asked: int, seed: int) -> TaskSample:

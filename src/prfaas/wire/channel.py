@@ -20,16 +20,12 @@ END_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ChannelLimits:
-    """Limits on the bytes that a connection has not sent yet.
-
-    Attributes:
-        write_buffer_bytes: Beyond it senders wait (`Channel.drained`).
-        unread_bytes_max: A peer that sends requests and leaves more bytes of answers unread is
-            disconnected.
-    """
+    """Limits on the bytes that a connection has not sent yet."""
 
     write_buffer_bytes: int = 1 << 20
+    """Beyond it senders wait (`Channel.drained`)."""
     unread_bytes_max: int = 64 << 20
+    """A peer that sends requests and leaves more bytes of answers unread is disconnected."""
 
 
 LIMITS = ChannelLimits()

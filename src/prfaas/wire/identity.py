@@ -44,17 +44,14 @@ PROBE_PROTOCOL = "prfaas-probe/1"
 
 @dataclass(frozen=True, slots=True)
 class LinkContexts:
-    """Files and contexts of one end of a link.
-
-    Attributes:
-        messages: For connections that carry messages.
-        data: For connections that carry pieces of blocks; their handshake names DATA_PROTOCOL.
-        probe: For connections of a link test; their handshake names PROBE_PROTOCOL.
-    """
+    """Files and contexts of one end of a link."""
 
     messages: ssl.SSLContext
+    """For connections that carry messages."""
     data: ssl.SSLContext
+    """For connections that carry pieces of blocks; their handshake names DATA_PROTOCOL."""
     probe: ssl.SSLContext
+    """For connections of a link test; their handshake names PROBE_PROTOCOL."""
 
 
 @dataclass(frozen=True, slots=True)

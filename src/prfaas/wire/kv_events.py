@@ -114,22 +114,19 @@ _ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 @dataclass(slots=True)
 class KvEventBatch:
-    """Changes of device memory in a batch.
-
-    Attributes:
-        hashes: Of all blocks that came or left, in order: whole, or the last 64 bits as numbers.
-        runs: How many of them in a row came (True) or left, and their cache group.
-        cleared: The prefix cache was cleared before these changes; what came earlier is left out.
-        num_elsewhere: Events about other media, which pool nodes report.
-        num_unknown: Events of kinds that are not known.
-    """
+    """Changes of device memory in a batch."""
 
     hashes: list[int | bytes] = field(default_factory=list)
+    """Of all blocks that came or left, in order: whole, or the last 64 bits as numbers."""
     runs: list[tuple[int, bool, int]] = field(default_factory=list)
+    """How many of them in a row came (True) or left, and their cache group."""
     cleared: bool = False
+    """The prefix cache was cleared before these changes; what came earlier is left out."""
     num_events: int = 0
     num_elsewhere: int = 0
+    """Events about other media, which pool nodes report."""
     num_unknown: int = 0
+    """Events of kinds that are not known."""
 
 
 def decode_batch(payload: bytes) -> KvEventBatch:

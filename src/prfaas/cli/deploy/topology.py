@@ -43,25 +43,22 @@ ENGINE_START_TIMEOUT_NS = 30 * 60 * NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A deployment with an address for every part.
-
-    Attributes:
-        overlay: Settings that take precedence over the file's; None for none.
-        run: Identifier of this start.
-        pools: Where each pool node is reached.
-        engines: Base URL of each engine.
-        gateway: Where the gateway listens.
-        admins: Where the pool nodes started here serve health and metrics.
-    """
+    """A deployment with an address for every part."""
 
     deployment: Deployment
     file: Path
     overlay: Path | None
+    """Settings that take precedence over the file's; None for none."""
     run: str
+    """Identifier of this start."""
     pools: dict[str, Address]
+    """Where each pool node is reached."""
     engines: dict[str, str]
+    """Base URL of each engine."""
     gateway: Address
+    """Where the gateway listens."""
     admins: dict[str, Address]
+    """Where the pool nodes started here serve health and metrics."""
 
     @property
     def endpoints(self) -> Endpoints:

@@ -29,16 +29,13 @@ _FORBIDDEN = (401, 403)
 
 @dataclass(frozen=True, slots=True)
 class ControlClient:
-    """Speaks to one gateway.
-
-    Attributes:
-        key: The operator's key; "" sends none.
-        root: Base URL of its pages.
-    """
+    """Speaks to one gateway."""
 
     url: str
     key: str = ""
+    """The operator's key; "" sends none."""
     root: str = "control"
+    """Base URL of its pages."""
 
     def get(self, *parts: str, **query: int | str) -> dict[str, Any]:
         """Ask for a page; ConfigError if the gateway is not there, or refuses.

@@ -88,20 +88,17 @@ _REQUIRED = {"ChatCompletionRequest": "messages", "CompletionRequest": "prompt"}
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method of one path.
-
-    Attributes:
-        query: Parameters of the query, with their schemas.
-        body: Name in `BODIES`; empty without a body.
-        content: Type of the answer; a stream of a client is an event stream besides.
-    """
+    """One method of one path."""
 
     method: str
     path: str
     summary: str
     query: tuple[tuple[str, JsonObject], ...] = ()
+    """Parameters of the query, with their schemas."""
     body: str = ""
+    """Name in `BODIES`; empty without a body."""
     content: str = "application/json"
+    """Type of the answer; a stream of a client is an event stream besides."""
 
 
 def _number(low: int, high: int) -> JsonObject:

@@ -106,16 +106,13 @@ def _any_interface(address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """Sources that a pool node follows.
-
-    Attributes:
-        clusters: Clusters of the pool nodes that are its peers.
-        start: Members in the deployment file.
-    """
+    """Sources that a pool node follows."""
 
     clusters: PeerClusters
+    """Clusters of the pool nodes that are its peers."""
     sources: Sequence[Source]
     start: Sequence[Listed] = ()
+    """Members in the deployment file."""
 
     def members(self, node: PoolNode) -> PeerMembers:
         """The members of a pool node."""

@@ -37,18 +37,15 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class AlikeEngines:
-    """Engines of one cluster that have the same layout and shape.
-
-    Attributes:
-        names: Of the engines, in the order of the file.
-        layout: As they announced it.
-        facts: Behind the layout id; empty if their pool node has sent none.
-    """
+    """Engines of one cluster that have the same layout and shape."""
 
     names: tuple[str, ...]
+    """Of the engines, in the order of the file."""
     layout: LayoutSpec
+    """As they announced it."""
     shape: EngineShape
     facts: Facts = field(default_factory=dict)
+    """Behind the layout id; empty if their pool node has sent none."""
 
     @property
     def words(self) -> str:
@@ -65,17 +62,14 @@ class AlikeEngines:
 
 @dataclass(frozen=True, slots=True)
 class EnginePair:
-    """A prefill and a decode engine.
-
-    Attributes:
-        prefill: The one that ships blocks.
-        decode: The one that loads them.
-        is_ticketed: The prefill side keeps blocks of ticketed requests alone.
-    """
+    """A prefill and a decode engine."""
 
     prefill: AlikeEngines
+    """The one that ships blocks."""
     decode: AlikeEngines
+    """The one that loads them."""
     is_ticketed: bool = False
+    """The prefill side keeps blocks of ticketed requests alone."""
 
     @property
     def has_no_tickets(self) -> bool:

@@ -26,34 +26,28 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Member files of a site: its parts that run.
-
-    Attributes:
-        version: Changes with them; at least 1.
-        folder: Their directory on every host.
-        files: Text by name.
-    """
+    """Member files of a site: its parts that run."""
 
     version: int
+    """Changes with them; at least 1."""
     folder: Path
+    """Their directory on every host."""
     files: dict[str, str]
+    """Text by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartSpec:
-    """A part to start.
-
-    Attributes:
-        file: The deployment file, at the same path on every host.
-        name: Name of the part in it.
-        run: Identifier of this start of the site.
-        ports: Port of each part by name, and of health and metrics of pool nodes by `admin NAME`.
-    """
+    """A part to start."""
 
     file: Path
+    """The deployment file, at the same path on every host."""
     name: str
+    """Name of the part in it."""
     run: str
+    """Identifier of this start of the site."""
     ports: Mapping[str, int]
+    """Port of each part by name, and of health and metrics of pool nodes by `admin NAME`."""
 
     def part(self, host: str) -> ProcessPart:
         """The part, with its command on this host; writes the file that it reads.

@@ -33,19 +33,16 @@ WORK = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.e
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """State of a part on its host.
-
-    Attributes:
-        version: Version of the member files there; 0 before it has any.
-        host: Address of its node.
-        change: Its phase; None before there is a keeper.
-        fault: Reason why there is none.
-    """
+    """State of a part on its host."""
 
     version: int
+    """Version of the member files there; 0 before it has any."""
     host: str
+    """Address of its node."""
     change: PartChange | None
+    """Its phase; None before there is a keeper."""
     fault: str
+    """Reason why there is none."""
 
 
 class PartActor:

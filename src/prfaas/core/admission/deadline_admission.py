@@ -54,15 +54,12 @@ _MARGIN_RATIO_MAX = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The answer at the door.
-
-    Attributes:
-        admitted: True if admitted.
-        retry_after_s: For the 429's `Retry-After`, whole seconds, at least 1; 0 if admitted.
-    """
+    """The answer at the door."""
 
     admitted: bool
+    """True if admitted."""
     retry_after_s: int = 0
+    """For the 429's `Retry-After`, whole seconds, at least 1; 0 if admitted."""
 
 
 _ADMITTED = Admission(admitted=True)

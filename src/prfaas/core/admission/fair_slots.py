@@ -36,17 +36,14 @@ TENANTS_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class FairSettings:
-    """Settings of the sharing of work.
-
-    Attributes:
-        weights: Share of a tenant against others, above 0; 1 if absent.
-        window_ns: Time in which what a tenant has had fades to 1/e.
-        least_ratio: Part of the target that is left to the tenant that has had most.
-    """
+    """Settings of the sharing of work."""
 
     weights: Mapping[str, float] = field(default_factory=dict)
+    """Share of a tenant against others, above 0; 1 if absent."""
     window_ns: int = 60 * NS_PER_S
+    """Time in which what a tenant has had fades to 1/e."""
     least_ratio: float = 0.4
+    """Part of the target that is left to the tenant that has had most."""
 
 
 @dataclass(slots=True)

@@ -43,30 +43,24 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """Limits of a tenant; None is no limit.
-
-    Attributes:
-        tokens_per_minute: Prompt and output tokens together.
-        link_bytes_per_s: Bytes of KV cache on all links together.
-    """
+    """Limits of a tenant; None is no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    """Prompt and output tokens together."""
     requests_in_flight: int | None = None
     link_bytes_per_s: int | None = None
+    """Bytes of KV cache on all links together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """A request that would be over a limit.
-
-    Attributes:
-        retry_after_ns: When something is left again.
-    """
+    """A request that would be over a limit."""
 
     limit: Limit
     allowed: int
     retry_after_ns: int
+    """When something is left again."""
 
 
 class TokenBucket:

@@ -35,17 +35,14 @@ Sign = Callable[[bytes], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line whose hash has the right form.
-
-    Attributes:
-        body: The hashed bytes.
-        digest: The stated hash, 32 bytes.
-        fields: All its fields, those of the frame included.
-    """
+    """A line whose hash has the right form."""
 
     body: bytes
+    """The hashed bytes."""
     digest: bytes
+    """The stated hash, 32 bytes."""
     fields: dict[str, Any]
+    """All its fields, those of the frame included."""
 
     @property
     def number(self) -> int:

@@ -44,25 +44,22 @@ class LinePlace:
 
 @dataclass(slots=True)
 class VerificationReport:
-    """Result of a verification.
-
-    Attributes:
-        findings: Damage, in words; the first FINDINGS_MAX.
-        notes: Events that the log records itself.
-        num_lines: Number of the last valid line.
-        signed_lines: Number of the line of the last valid checkpoint.
-        signed_at: Its time, ISO 8601.
-        lost_records: Records that could not be written, as signed lines state.
-    """
+    """Result of a verification."""
 
     findings: list[str] = field(default_factory=list)
+    """Damage, in words; the first FINDINGS_MAX."""
     num_findings: int = 0
     notes: list[str] = field(default_factory=list)
+    """Events that the log records itself."""
     num_lines: int = 0
+    """Number of the last valid line."""
     num_checkpoints: int = 0
     signed_lines: int = 0
+    """Number of the line of the last valid checkpoint."""
     signed_at: str = ""
+    """Its time, ISO 8601."""
     lost_records: int = 0
+    """Records that could not be written, as signed lines state."""
 
     @property
     def is_intact(self) -> bool:

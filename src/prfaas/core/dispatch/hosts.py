@@ -113,17 +113,14 @@ Gain = tuple[int | None, int]
 
 
 class Fetch(NamedTuple):
-    """A prefix that a host fetches from another one before prefill.
-
-    Attributes:
-        source: Pool that has it.
-        hit_tokens: Length of the prefix.
-        arrival_ns: From now until it is there.
-    """
+    """A prefix that a host fetches from another one before prefill."""
 
     source: str
+    """Pool that has it."""
     hit_tokens: int
+    """Length of the prefix."""
     arrival_ns: int
+    """From now until it is there."""
 
 
 class Hosts:

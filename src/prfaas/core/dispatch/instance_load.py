@@ -23,18 +23,15 @@ WAITING_MAX = 256
 
 
 class WorkAhead(NamedTuple):
-    """Work of an instance up to the end of a job, ns.
-
-    Attributes:
-        work_ns: Its own, and of those before it.
-        first_ns: Of the first of them, which runs.
-        spent_ns: Time since that one began.
-    """
+    """Work of an instance up to the end of a job, ns."""
 
     own_ns: int
     work_ns: int
+    """Its own, and of those before it."""
     first_ns: int
+    """Of the first of them, which runs."""
     spent_ns: int
+    """Time since that one began."""
 
 
 _Place = tuple[int, str]

@@ -33,20 +33,17 @@ from prfaas.core.routing.decision import Reason
 
 @dataclass(slots=True)
 class Instance:
-    """State of an instance without its load.
-
-    Attributes:
-        pool: Where its blocks are kept.
-        num_tokens_max: Longest prompt it takes, tokens.
-        layout_id: Layout of its blocks; None while unknown.
-        within: As of `ClusterMember`.
-    """
+    """State of an instance without its load."""
 
     name: str
     pool: str
+    """Where its blocks are kept."""
     num_tokens_max: int = 2**31
+    """Longest prompt it takes, tokens."""
     layout_id: bytes | None = b""
+    """Layout of its blocks; None while unknown."""
     within: frozenset[str] = frozenset()
+    """As of `ClusterMember`."""
 
 
 SCANNED_MAX = 32

@@ -61,19 +61,16 @@ Action = Join | Withhold | Leave
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """A member as operators see it.
-
-    Attributes:
-        member: The member; None if its entry was refused.
-        since_ns: When it came into this state.
-        refusal: Why it is refused; None if it is not.
-    """
+    """A member as operators see it."""
 
     member: Member | None
+    """The member; None if its entry was refused."""
     name: str
     state: State
     since_ns: int
+    """When it came into this state."""
     refusal: RefusedEntry | None = None
+    """Why it is refused; None if it is not."""
 
 
 @dataclass(slots=True)

@@ -19,19 +19,16 @@ from prfaas.units import NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class BudgetSettings:
-    """Settings of a budget for repeated work.
-
-    Attributes:
-        ratio: What each request adds.
-        per_s: What each second adds, requests or not.
-        reserve: Most that is saved up: one failure may hit many requests at once.
-        wait_max_ns: Longest that somebody waits for his turn once all is spent.
-    """
+    """Settings of a budget for repeated work."""
 
     ratio: float
+    """What each request adds."""
     per_s: float
+    """What each second adds, requests or not."""
     reserve: float
+    """Most that is saved up: one failure may hit many requests at once."""
     wait_max_ns: int = 0
+    """Longest that somebody waits for his turn once all is spent."""
 
 
 RETRIES = BudgetSettings(ratio=0.2, per_s=10.0, reserve=100.0, wait_max_ns=10 * NS_PER_S)

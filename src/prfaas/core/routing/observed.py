@@ -66,38 +66,32 @@ beyond them no length is taken to be free."""
 
 
 class Observed(NamedTuple):
-    """A request whose first token came.
-
-    Attributes:
-        queued_ns: Nominal work of its instance when it was sent, its own included.
-        error: Logarithm of observed by predicted, absolute; None if nothing similar was seen.
-        at_ns: When it was observed.
-    """
+    """A request whose first token came."""
 
     queued_ns: int
+    """Nominal work of its instance when it was sent, its own included."""
     took_ns: int
     error: float | None
+    """Logarithm of observed by predicted, absolute; None if nothing similar was seen."""
     at_ns: int
+    """When it was observed."""
 
 
 class Estimate(NamedTuple):
-    """Expected time of work, ns.
-
-    Attributes:
-        low_ns: Least that observations allow: the fastest of similar length; without one, what the
-            next length seen took, in all or by token.
-        high_ns: Most that they allow; `ns` if similar lengths were seen.
-        num_near: Observations of similar length.
-        error_ratio: Typical factor, at least 1, between a prediction and its observation.
-        is_current: False if all observations are beyond their lifetime.
-    """
+    """Expected time of work, ns."""
 
     ns: int
     low_ns: int
+    """Least that observations allow: the fastest of similar length; without one, what the next
+    length seen took, in all or by token."""
     high_ns: int
+    """Most that they allow; `ns` if similar lengths were seen."""
     num_near: int
+    """Observations of similar length."""
     error_ratio: float
+    """Typical factor, at least 1, between a prediction and its observation."""
     is_current: bool
+    """False if all observations are beyond their lifetime."""
 
 
 class _Octave:

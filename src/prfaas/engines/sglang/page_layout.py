@@ -29,19 +29,16 @@ ALLOCATOR = '"allocator": "shm"'
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """Where the pages of a host pool lie in its file.
-
-    Attributes:
-        descriptor: Of the file; SGLang's.
-        stride: Distance of two pages, bytes.
-        parts: Offset and length of the parts of the first page, bytes, in SGLang's order.
-    """
+    """Where the pages of a host pool lie in its file."""
 
     descriptor: int
+    """Of the file; SGLang's."""
     page_tokens: int
     num_pages: int
     stride: int
+    """Distance of two pages, bytes."""
     parts: tuple[tuple[int, int], ...]
+    """Offset and length of the parts of the first page, bytes, in SGLang's order."""
 
     @property
     def page_bytes(self) -> int:
@@ -184,14 +181,11 @@ def check_features(values: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """The layout of all ranks, and the groups of this one.
-
-    Attributes:
-        own: This rank's group by pool.
-    """
+    """The layout of all ranks, and the groups of this one."""
 
     layout: Layout
     own: Mapping[str, int]
+    """This rank's group by pool."""
 
 
 def page_layout(

@@ -33,18 +33,15 @@ BATCH_ROWS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class _New:
-    """Blocks that a request has computed, and the pools that they are of.
-
-    Attributes:
-        era: Number of resets of the instance's cache by then.
-        tenant: Tag of the tenant of the request.
-    """
+    """Blocks that a request has computed, and the pools that they are of."""
 
     request: str
     blocks: list[NewBlock]
     sources: list[str]
     era: int
+    """Number of resets of the instance's cache by then."""
     tenant: str
+    """Tag of the tenant of the request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,10 @@ LOCAL, REMOTE = 0, 1
 
 
 class Capacity(NamedTuple):
-    """Limits of the engines that are ready.
-
-    Attributes:
-        num_slots: Sequences that PD engines run at once; 0 without any.
-    """
+    """Limits of the engines that are ready."""
 
     num_slots: int
+    """Sequences that PD engines run at once; 0 without any."""
     num_engines: tuple[int, ...] = ()
 
 

@@ -267,13 +267,10 @@ def connections_max(requests_max: int) -> int:
 
 
 class ClientsCounted(Protocol):
-    """Counts of connections of clients.
-
-    Attributes:
-        on_closed: Called when one is closed for them.
-    """
+    """Counts of connections of clients."""
 
     on_closed: Callable[[Closed], None]
+    """Called when one is closed for them."""
 
     @property
     def num_open(self) -> int:

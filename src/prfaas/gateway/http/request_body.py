@@ -29,13 +29,10 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """Return the time limit of a request.
-
-    Attributes:
-        seconds: From its arrival to its last byte.
-    """
+    """Return the time limit of a request."""
 
     seconds: float
+    """From its arrival to its last byte."""
     source: str
 
 

@@ -30,13 +30,10 @@ QUIET_BEATS = 10
 
 
 class PeriodicLoop(Protocol):
-    """A loop that the pulse gives its turns.
-
-    Attributes:
-        turns_each_beat: True if it runs in every period, not only in each `LOOP_EVERY`th.
-    """
+    """A loop that the pulse gives its turns."""
 
     turns_each_beat: bool
+    """True if it runs in every period, not only in each `LOOP_EVERY`th."""
 
     def beat(self, now_ns: int) -> None:
         """A second has passed; what was begun continues."""

@@ -227,15 +227,12 @@ _NAME = re.compile(r"\w{1,64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """Additional rights of a tenant's requests, set by the operator.
-
-    Attributes:
-        fields: Further fields that reach an engine.
-        media_domains: Hosts in lower case that engines may fetch media from.
-    """
+    """Additional rights of a tenant's requests, set by the operator."""
 
     fields: frozenset[str] = frozenset()
+    """Further fields that reach an engine."""
     media_domains: frozenset[str] = frozenset()
+    """Hosts in lower case that engines may fetch media from."""
     services: Services = NO_SERVICES
 
 

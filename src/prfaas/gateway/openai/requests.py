@@ -70,70 +70,63 @@ class Api(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MadePrompt:
-    """A prompt that another process has tokenised.
-
-    Attributes:
-        sequences: Token ids.
-        hashes: Of its blocks.
-        named_by: What the hashes depend on besides the tokens (`Naming.key`).
-    """
+    """A prompt that another process has tokenised."""
 
     sequences: Sequence[Sequence[int]]
+    """Token ids."""
     hashes: Sequence[bytes]
+    """Of its blocks."""
     named_by: str
+    """What the hashes depend on besides the tokens (`Naming.key`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """One request, checked.
-
-    Attributes:
-        body: What the client sent, control keys removed.
-        prompts: Prompts of a completions request: text or token ids each. Empty for chat.
-        messages: Messages of a chat request, text parts joined. Empty for completions.
-        tools: Tools of a chat request, as the template gets them.
-        stream: True if the client wants server-sent events.
-        include_usage: True if it wants a usage chunk at the end of the stream.
-        continuous_usage: True if it wants usage in every chunk.
-        max_tokens: Output limit, tokens; None for what the model's length leaves.
-        max_tokens_field: Where the client wrote it.
-        by_chat_endpoint: True if decode needs the engine's chat endpoint: tool and reasoning
-            parsers live there.
-        offloadable: True if prefill and decode may be split.
-        is_exact: True if the gateway's token ids are exactly what the engine computes on. False
-            with images and the like, with a suffix, and where the engine cuts the prompt.
-        num_bytes: Of the body; None where that is not known.
-        is_for_adapter: True if the requested model is an adapter of the engines.
-        user: The end user, as the client sent it: any JSON value.
-        cache_salt: The client's own salt, within its tenant's; empty for none.
-        ignored: Fields that have no effect.
-        service: Its class of service; None is that of the deployment.
-        answer_role: Role of the answers to a chat, where a turn is begun.
-        made: Its prompt, if a worker has made it.
-    """
+    """One request, checked."""
 
     api: Api
     body: JsonObject
+    """What the client sent, control keys removed."""
     prompts: list[str | list[int]]
+    """Prompts of a completions request: text or token ids each. Empty for chat."""
     messages: list[JsonObject]
+    """Messages of a chat request, text parts joined. Empty for completions."""
     tools: list[JsonObject]
+    """Tools of a chat request, as the template gets them."""
     stream: bool
+    """True if the client wants server-sent events."""
     include_usage: bool
+    """True if it wants a usage chunk at the end of the stream."""
     continuous_usage: bool
+    """True if it wants usage in every chunk."""
     num_choices: int
     max_tokens: int | None
+    """Output limit, tokens; None for what the model's length leaves."""
     max_tokens_field: str
+    """Where the client wrote it."""
     by_chat_endpoint: bool
+    """True if decode needs the engine's chat endpoint: tool and reasoning parsers live there."""
     offloadable: bool
+    """True if prefill and decode may be split."""
     is_exact: bool
+    """True if the gateway's token ids are exactly what the engine computes on. False with images
+    and the like, with a suffix, and where the engine cuts the prompt."""
     num_bytes: int | None = None
+    """Of the body; None where that is not known."""
     is_for_adapter: bool = False
+    """True if the requested model is an adapter of the engines."""
     user: object = None
+    """The end user, as the client sent it: any JSON value."""
     cache_salt: str = ""
+    """The client's own salt, within its tenant's; empty for none."""
     ignored: tuple[str, ...] = ()
+    """Fields that have no effect."""
     service: ServiceClass | None = None
+    """Its class of service; None is that of the deployment."""
     answer_role: str = "assistant"
+    """Role of the answers to a chat, where a turn is begun."""
     made: MadePrompt | None = None
+    """Its prompt, if a worker has made it."""
 
     @property
     def num_sequences(self) -> int:

@@ -54,22 +54,19 @@ _CLIENTS_FAULT = "prefill", "refused"
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the start of the gateway.
-
-    Attributes:
-        num_remote: Requests that were offloaded and have ended.
-        num_local: Requests that stayed in the PD cluster and have ended.
-        num_fallbacks: Offloaded requests that fell back, except those whose fields decode refuses:
-            that is their clients' fault.
-        link_bytes: KV cache that arrived, by source and destination.
-    """
+    """Counts since the start of the gateway."""
 
     num_in_flight: int = 0
     num_remote: int = 0
+    """Requests that were offloaded and have ended."""
     num_local: int = 0
+    """Requests that stayed in the PD cluster and have ended."""
     num_refused: int = 0
     num_fallbacks: int = 0
+    """Offloaded requests that fell back, except those whose fields decode refuses: that is their
+    clients' fault."""
     link_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
+    """KV cache that arrived, by source and destination."""
 
     @property
     def kv_bytes(self) -> int:

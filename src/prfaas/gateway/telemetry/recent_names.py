@@ -23,17 +23,14 @@ SHOWN_MAX = 8
 
 
 class Recent(NamedTuple):
-    """Names of the blocks of a recent prompt.
-
-    Attributes:
-        hashes: Of its blocks, one behind the other.
-        quality: Class of its blocks.
-    """
+    """Names of the blocks of a recent prompt."""
 
     request: str
     tenant: str
     hashes: bytes
+    """Of its blocks, one behind the other."""
     quality: Quality
+    """Class of its blocks."""
 
 
 class RecentNames:

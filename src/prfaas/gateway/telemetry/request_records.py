@@ -36,15 +36,12 @@ _NO_STORY: deque[Step] = deque(maxlen=0)
 
 @dataclass(slots=True)
 class RelayRecord:
-    """Part of the engine that prefilled in an answer.
-
-    Attributes:
-        why_not: Why it made no token after the first; empty if it was to, None off the remote path.
-        num_tokens: Those that it made while its blocks were in transit.
-    """
+    """Part of the engine that prefilled in an answer."""
 
     why_not: str | None = None
+    """Why it made no token after the first; empty if it was to, None off the remote path."""
     num_tokens: int = 0
+    """Those that it made while its blocks were in transit."""
 
 
 @dataclass(slots=True)

@@ -89,31 +89,28 @@ DEFAULT_NAME = "default"
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant with its own blocks and limits.
-
-    Attributes:
-        name: In the deployment file; for operators only.
-        cache_salt: Makes its blocks its own. Secret.
-        link_weight: Its share of a link against the others'.
-        link_bytes_per_s: What its blocks may take of a link; 0 is no limit.
-        user_secret: Makes salts of its users; empty if they share their blocks. Secret.
-        regions: Where its blocks may be; none in deployments without regions.
-        class_secret: Makes salts of its lossy quality classes. Secret.
-        client_secret: Makes salts of requests that bring one of their own. Secret.
-        quality: Class of requests whose class of service has none.
-    """
+    """A tenant with its own blocks and limits."""
 
     name: str
+    """In the deployment file; for operators only."""
     cache_salt: str
+    """Makes its blocks its own. Secret."""
     quota: Quota
     link_weight: float = 1.0
+    """Its share of a link against the others'."""
     link_bytes_per_s: int = 0
+    """What its blocks may take of a link; 0 is no limit."""
     rules: RequestRules = STRICT
     regions: Regions = frozenset()
+    """Where its blocks may be; none in deployments without regions."""
     user_secret: bytes = b""
+    """Makes salts of its users; empty if they share their blocks. Secret."""
     class_secret: bytes = b""
+    """Makes salts of its lossy quality classes. Secret."""
     client_secret: bytes = b""
+    """Makes salts of requests that bring one of their own. Secret."""
     quality: Quality = Quality.LOSSLESS
+    """Class of requests whose class of service has none."""
 
     def quality_of(self, service: ServiceClass | None) -> Quality:
         """Return the quality class of the blocks of a request, by its class of service."""

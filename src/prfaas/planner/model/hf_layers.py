@@ -66,15 +66,12 @@ _SUPERSEDED = (
 
 
 class Layer(NamedTuple):
-    """One layer with a cache of its own.
-
-    Attributes:
-        kind: FULL, SLIDING, CHUNKED, STATE, CONV or PARALLEL.
-        overrides: Fields whose value in this layer is not the model's, sorted by name.
-    """
+    """One layer with a cache of its own."""
 
     kind: str
+    """FULL, SLIDING, CHUNKED, STATE, CONV or PARALLEL."""
     overrides: tuple[tuple[str, object], ...] = ()
+    """Fields whose value in this layer is not the model's, sorted by name."""
 
 
 def layers(config: ConfigReader) -> list[Layer]:

@@ -34,13 +34,10 @@ class UnknownKeyError(PrfaasError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seal:
-    """Seals and opens the parts of one object.
-
-    Attributes:
-        head: HEAD_BYTES, in the clear at its start.
-    """
+    """Seals and opens the parts of one object."""
 
     head: bytes
+    """HEAD_BYTES, in the clear at its start."""
     cipher: AESGCM
 
     def close(self, part: int, data: Buffer, bound: bytes = b"") -> bytes:

@@ -30,13 +30,10 @@ _FILE_BYTES_MAX = 1 << 16
 
 @dataclass(frozen=True)
 class SiteKey:
-    """A secret of the site.
-
-    Attributes:
-        secret: SECRET_BYTES random bytes.
-    """
+    """A secret of the site."""
 
     secret: bytes = field(repr=False)
+    """SECRET_BYTES random bytes."""
 
     @cached_property
     def id(self) -> bytes:
@@ -50,15 +47,12 @@ class SiteKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """Keys by their id.
-
-    Attributes:
-        sealing: Key of new packs.
-        keys: All keys that packs can be read with.
-    """
+    """Keys by their id."""
 
     sealing: SiteKey
+    """Key of new packs."""
     keys: dict[bytes, SiteKey] = field(repr=False)
+    """All keys that packs can be read with."""
 
 
 def load_keys(path: Path, purpose: str = "the shared tier") -> KeyRing:

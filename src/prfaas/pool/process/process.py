@@ -38,19 +38,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PoolProcessSettings(PoolSettings):
-    """Settings of a pool node and of its annexes.
-
-    Attributes:
-        shared: Tier that pool nodes of the site share; None without one.
-        audit: Audit log; None without.
-        contracts: Contracts file of the sites that share this pool node; None without.
-        tracing: Collector that takes spans of transfers, as OTLP over HTTP; None sends none.
-    """
+    """Settings of a pool node and of its annexes."""
 
     shared: SharedSettings | None = None
+    """Tier that pool nodes of the site share; None without one."""
     audit: AuditSettings | None = None
+    """Audit log; None without."""
     contracts: Path | None = None
+    """Contracts file of the sites that share this pool node; None without."""
     tracing: str | None = None
+    """Collector that takes spans of transfers, as OTLP over HTTP; None sends none."""
 
     @property
     def read_limit_s(self) -> float | None:

@@ -56,20 +56,17 @@ _NAME = re.compile(
 
 
 class PackName(NamedTuple):
-    """Name of a pack.
-
-    Attributes:
-        layout_id: Layout of its blocks.
-        at_ms: Time of its creation, ms since 1970.
-        writer: Pool node that wrote it.
-        front_bytes: Length of head and sealed index.
-    """
+    """Name of a pack."""
 
     layout_id: bytes
+    """Layout of its blocks."""
     at_ms: int
+    """Time of its creation, ms since 1970."""
     writer: str
+    """Pool node that wrote it."""
     random: str
     front_bytes: int
+    """Length of head and sealed index."""
 
     @property
     def path(self) -> str:
@@ -99,23 +96,20 @@ class Pack:
 
 
 class PackedBlock(NamedTuple):
-    """A block in a pack.
-
-    Attributes:
-        offset: Start of the part in the object, bytes.
-        num_bytes: Size of the block; the part has TAG_BYTES more.
-        digest: Over name and bytes.
-        origin: Where it came from; another node that wrote the pack is among the sources.
-        ref: Name of the key of its tenant.
-    """
+    """A block in a pack."""
 
     pack: Pack
     part: int
     offset: int
+    """Start of the part in the object, bytes."""
     num_bytes: int
+    """Size of the block; the part has TAG_BYTES more."""
     digest: bytes
+    """Over name and bytes."""
     origin: Origin
+    """Where it came from; another node that wrote the pack is among the sources."""
     ref: str
+    """Name of the key of its tenant."""
 
 
 _Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]

@@ -23,16 +23,13 @@ from prfaas.pool.store.tier_ports import StoredBlock
 
 
 class BlockToWrite(NamedTuple):
-    """A block to write.
-
-    Attributes:
-        block: Its bytes; pinned in memory.
-        done: Ends the pin. Called once, when the bytes are sealed or dropped.
-    """
+    """A block to write."""
 
     name: BlockName
     block: StoredBlock
+    """Its bytes; pinned in memory."""
     done: Callable[[], None]
+    """Ends the pin. Called once, when the bytes are sealed or dropped."""
 
 
 class SealingWriter(ABC):

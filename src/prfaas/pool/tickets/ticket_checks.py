@@ -31,18 +31,15 @@ SOURCE, DESTINATION = "source", "destination"
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A ticket that was checked and is used up.
-
-    Attributes:
-        sealed: The same as it came, for the other end.
-        named: The blocks that may move.
-        lifetime_ns: How long the transfer may stay open from the check on.
-    """
+    """A ticket that was checked and is used up."""
 
     ticket: Ticket
     sealed: bytes
+    """The same as it came, for the other end."""
     named: NamedBlocks
+    """The blocks that may move."""
     lifetime_ns: int
+    """How long the transfer may stay open from the check on."""
 
 
 class TicketChecks:

@@ -77,23 +77,20 @@ _WHOLE = re.compile(r"(-?\d{1,15})(?:\.0*)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class CsvFormat:
-    """A format of comma-separated values.
-
-    Attributes:
-        name: As in `--from`.
-        prompt: Names that the column of prompt lengths may have.
-        instant: Column of instants; empty for a format that has none.
-        instant_ns: Reader of that column, from its name and a cell to nanoseconds.
-        failed: Requests without output have failed and are left out.
-    """
+    """A format of comma-separated values."""
 
     name: str
+    """As in `--from`."""
     title: str
     prompt: tuple[str, ...]
+    """Names that the column of prompt lengths may have."""
     output: tuple[str, ...]
     instant: str = ""
+    """Column of instants; empty for a format that has none."""
     instant_ns: Callable[[str, str], int] = seconds_ns
+    """Reader of that column, from its name and a cell to nanoseconds."""
     failed: bool = False
+    """Requests without output have failed and are left out."""
 
     def matches(self, columns: list[str]) -> bool:
         """Return True if the columns of this format are there."""
@@ -219,15 +216,12 @@ NUM_WINDOWS_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """A rate that is constant within windows of equal length; the curve repeats.
-
-    Attributes:
-        rates: Rate in each window, in any unit; not all 0.
-        period_s: Length of the whole curve.
-    """
+    """A rate that is constant within windows of equal length; the curve repeats."""
 
     rates: tuple[float, ...]
+    """Rate in each window, in any unit; not all 0."""
     period_s: float
+    """Length of the whole curve."""
 
     def knots(self, until_s: float) -> NDArray[np.float64]:
         """The windows' edges."""

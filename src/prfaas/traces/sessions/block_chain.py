@@ -25,19 +25,16 @@ MESSAGE_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class TextUnits:
-    """A measure of texts.
-
-    Attributes:
-        cut: From a text to its units, as bytes of `unit_bytes` each.
-        units_per_block: Units of a block of `BLOCK_TOKENS` tokens.
-        units_per_message: Units of the markers around a message.
-    """
+    """A measure of texts."""
 
     title: str
     cut: Callable[[str], bytes]
+    """From a text to its units, as bytes of `unit_bytes` each."""
     unit_bytes: int
     units_per_block: int
+    """Units of a block of `BLOCK_TOKENS` tokens."""
     units_per_message: int
+    """Units of the markers around a message."""
 
     def num_tokens(self, num_units: int) -> int:
         """Tokens of a number of units, rounded up."""

@@ -42,19 +42,16 @@ class ChatTurn:
 
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """Chat transcripts as they were read.
-
-    Attributes:
-        sessions: Turns of each session that has one.
-        numbers: Of the blocks.
-        drops: Lines that gave no messages.
-        notes: Number of omissions and assumptions within lines, by kind.
-    """
+    """Chat transcripts as they were read."""
 
     sessions: tuple[tuple[ChatTurn, ...], ...]
+    """Turns of each session that has one."""
     numbers: BlockNumbers
+    """Of the blocks."""
     drops: Drops
+    """Lines that gave no messages."""
     notes: Counter[str]
+    """Number of omissions and assumptions within lines, by kind."""
 
     @property
     def num_requests(self) -> int:

@@ -74,37 +74,31 @@ class _Session(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a session.
-
-    Attributes:
-        runs: First id and length of each run of block ids; the last block may be a partial one.
-        think_s: From the end of the request before, of the agent that starts it, s.
-        after: Index of the turn it waits for; None for the first.
-        at_s: When it came, s since the start of the session.
-    """
+    """One request of a session."""
 
     num_prompt_tokens: int
     num_output_tokens: int
     runs: Runs
+    """First id and length of each run of block ids; the last block may be a partial one."""
     think_s: float
+    """From the end of the request before, of the agent that starts it, s."""
     after: int | None
+    """Index of the turn it waits for; None for the first."""
     at_s: float = 0.0
+    """When it came, s since the start of the session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns, each after the one it waits for.
-
-    Attributes:
-        turns: In an order in which each comes after the one it waits for.
-        shared: Runs of ids of blocks that other sessions of the file have too, rising.
-        start_s: When it began, s since the first session of the file; None if unknown.
-    """
+    """Turns, each after the one it waits for."""
 
     turns: tuple[Turn, ...]
+    """In an order in which each comes after the one it waits for."""
     block_tokens: int
     shared: Runs = ()
+    """Runs of ids of blocks that other sessions of the file have too, rising."""
     start_s: float | None = None
+    """When it began, s since the first session of the file; None if unknown."""
 
 
 def read_sessions(path: Path, on_progress: OnProgress | None = None) -> tuple[Session, ...]:

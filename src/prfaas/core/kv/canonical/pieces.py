@@ -17,25 +17,19 @@ are as many."""
 
 
 class Piece(NamedTuple):
-    """Neighbouring bytes of a row.
-
-    Attributes:
-        row_offset: Place of the first byte in the row.
-        places: Offset and size of the parts of a block that lie there, in the order of the row.
-    """
+    """Neighbouring bytes of a row."""
 
     row_offset: int
+    """Place of the first byte in the row."""
     places: tuple[tuple[int, int], ...]
+    """Offset and size of the parts of a block that lie there, in the order of the row."""
 
 
 class Pieces(NamedTuple):
-    """Copies of one group, in both directions.
-
-    Attributes:
-        reads: Bytes of the block, each once.
-    """
+    """Copies of one group, in both directions."""
 
     reads: tuple[Piece, ...]
+    """Bytes of the block, each once."""
     writes: tuple[Piece, ...]
 
     @property

@@ -22,16 +22,13 @@ NOT_READ = replace(UNKNOWN, born_s=NOT_READ_S)
 
 
 class Known(NamedTuple):
-    """A block in the store.
-
-    Attributes:
-        origin: Where it came from; NOT_READ until it is read, unless this node wrote it.
-        is_own: True if this node wrote it.
-    """
+    """A block in the store."""
 
     num_bytes: int
     origin: Origin = NOT_READ
+    """Where it came from; NOT_READ until it is read, unless this node wrote it."""
     is_own: bool = False
+    """True if this node wrote it."""
 
 
 class KnownBlocks:
