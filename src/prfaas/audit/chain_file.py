@@ -62,11 +62,8 @@ def time_text(unix_ns: int) -> str:
 
 
 def instant(text: str) -> str:
-    """A time as in the lines; ConfigError if it is no time.
-
-    Args:
-        text: ISO 8601; without an offset it is UTC.
-    """
+    """A time as in the lines; ConfigError if it is no time. `text`: ISO 8601; without an offset it
+    is UTC."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

@@ -42,11 +42,8 @@ def public_text(key: Ed25519PrivateKey) -> str:
 
 
 def checker(public: str) -> Check:
-    """Make the check of signatures by a public key; ConfigError if it is no such key.
-
-    Args:
-        public: 64 hex digits.
-    """
+    """Make the check of signatures by a public key; ConfigError if it is no such key. `public`: 64
+    hex digits."""
     try:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public.strip()))
     except ValueError:

@@ -6,11 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class AuditMetrics:
-    """Counters and gauges; all 0 without a log.
-
-    Args:
-        prefix: Of the names, by the kind of process.
-    """
+    """Counters and gauges; all 0 without a log. `prefix`: Of the names, by the kind of process."""
 
     def __init__(self, registry: CollectorRegistry, prefix: str) -> None:
         self.last_line = Gauge(

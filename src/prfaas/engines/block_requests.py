@@ -91,11 +91,8 @@ class _Request:
 
 
 class BlockRequests:
-    """Batches lookups, tracks jobs.
-
-    Args:
-        send: Queues a message for the pool node; False if it is not there.
-    """
+    """Batches lookups, tracks jobs. `send`: Queues a message for the pool node; False if it is not
+    there."""
 
     def __init__(self, send: Callable[[Message], bool], clock_ns: Callable[[], int]) -> None:
         self._send = send

@@ -178,12 +178,8 @@ def cut_at_blocks(cache_config: Any, groups: Sequence[CacheGroup]) -> None:
 
 def check_block_size(scheduled: int, groups: Sequence[CacheGroup]) -> None:
     """Refuse a scheduler that does not stop where linear state can be stored; ConfigError if no
-    multiple of it ends a block of state.
-
-    Args:
-        scheduled: Block size that the scheduler cuts prefill by, tokens, while it runs; before
-            that it may still change.
-    """
+    multiple of it ends a block of state. `scheduled`: Block size that the scheduler cuts prefill
+    by, tokens, while it runs; before that it may still change."""
     for group in groups:
         if group.kind is GroupKind.LINEAR_STATE and scheduled % group.tokens_per_block:
             raise ConfigError(

@@ -428,10 +428,7 @@ class Gateway:
 
     async def drain(self, lame_duck_ns: int = 0) -> None:
         """Answer `/health` with 503, later new requests as well, and wait for those under way.
-
-        Args:
-            lame_duck_ns: Time in which new requests are still served.
-        """
+        `lame_duck_ns`: Time in which new requests are still served."""
         self.is_leaving = True
         await self.request_admission.leave(lame_duck_ns / NS_PER_S)
         await self.request_admission.close(self._table.drain_timeout / NS_PER_S)
@@ -480,11 +477,7 @@ async def _listen(
     connections: ClientConnections, host: str, port: int, *, is_here: bool
 ) -> asyncio.Server:
     """Listen; every address of IPv6 is every one of IPv4 as well, as for vLLM's server; OSError if
-    the address cannot be listened on.
-
-    Args:
-        is_here: True if this process accepts the connections.
-    """
+    the address cannot be listened on. `is_here`: True if this process accepts the connections."""
     loop = asyncio.get_running_loop()
     if host != "::" or not socket.has_dualstack_ipv6():
         return await loop.create_server(connections, host, port, start_serving=is_here)

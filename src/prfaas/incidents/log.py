@@ -48,11 +48,7 @@ class IncidentMetrics:
 
 
 class IncidentLog:
-    """The log of one gateway.
-
-    Args:
-        began_at: Start of the gateway, Unix seconds.
-    """
+    """The log of one gateway. `began_at`: Start of the gateway, Unix seconds."""
 
     def __init__(
         self,

@@ -40,11 +40,7 @@ def read_prices(path: Path, clusters: Mapping[str, object]) -> dict[str, PriceTa
 
 def deployment_market(deployment: Deployment, sites: Mapping[str, PlannedSite]) -> Market | None:
     """The market of a deployment; None where nothing asks for one; ConfigError if the price file is
-    invalid.
-
-    Args:
-        sites: Clusters of its plan.
-    """
+    invalid. `sites`: Clusters of its plan."""
     routing, tables = deployment.routing, deployment.prices
     if routing.price_file is not None:
         tables = tables | read_prices(routing.price_file, sites)

@@ -63,11 +63,8 @@ class SiteAuthorities:
 
     def site_of(self, name: str, der: bytes | None) -> str | None:
         """Site of a part that has proven a name; None if it is a part of this site itself;
-        PeerError if the authority that signed it cannot prove this name.
-
-        Args:
-            name: In its certificate, which a trusted authority has signed.
-        """
+        PeerError if the authority that signed it cannot prove this name. `name`: In its
+        certificate, which a trusted authority has signed."""
         issuer = next(iter(self._issuers.of(der)), None)
         if issuer == self.contracts.site_of(name):
             return issuer

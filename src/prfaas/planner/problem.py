@@ -36,10 +36,7 @@ class Workload:
 
     def prefill_s(self, profile: PrefillProfile, num_new_tokens: FloatArray) -> FloatArray:
         """Mean prefill time by incremental length, after the cached prefixes of such requests, s.
-
-        Args:
-            num_new_tokens: Incremental lengths, any shape.
-        """
+        `num_new_tokens`: Incremental lengths, any shape."""
         return profile.after(self.lengths.prefix(num_new_tokens), num_new_tokens)
 
     @property

@@ -47,11 +47,8 @@ class EngineTurn:
 
 
 class Turns:
-    """Hands out turns at engines, for the ports of all of them.
-
-    Args:
-        slots: Requests that each engine gets at a time.
-    """
+    """Hands out turns at engines, for the ports of all of them. `slots`: Requests that each engine
+    gets at a time."""
 
     def __init__(
         self, slots: Mapping[str, int], clock_ns: Callable[[], int] = time.monotonic_ns
@@ -133,11 +130,7 @@ class Turns:
         self, site: str, engine: str, tokens: int, *, can_wait: bool = False
     ) -> AsyncIterator[EngineTurn]:
         """Wait for a turn, and keep it until the end of the block; TurnRefusedError if the site may
-        have no more requests.
-
-        Args:
-            can_wait: See `EngineQueue.ask`.
-        """
+        have no more requests. `can_wait`: See `EngineQueue.ask`."""
         job, asked_ns = next(self._numbers), self._clock_ns()
         if (why := self.queue.ask(job, site, engine, tokens, can_wait=can_wait)) is not None:
             raise TurnRefusedError(why)

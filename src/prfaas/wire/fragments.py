@@ -263,11 +263,8 @@ class FragmentStream:
     """The bytes of a data connection, written straight to where each fragment belongs.
 
     The reader writes the next bytes into `view` and reports their number; any split of the stream
-    gives the same fragments. After a `PeerError` the stream is lost.
-
-    Args:
-        place: Where the bytes of a fragment go: as much memory as bytes follow its prefix.
-    """
+    gives the same fragments. After a `PeerError` the stream is lost. `place`: Where the bytes of a
+    fragment go: as much memory as bytes follow its prefix."""
 
     def __init__(self, place: Callable[[FragmentPrefix], memoryview]) -> None:
         self._place = place

@@ -50,10 +50,7 @@ class Frame:
 
 def encode_control(payload: bytes, version: int = VERSION) -> bytes:
     """A control frame, ready to send; ValueError if `payload` is larger than CONTROL_BYTES_MAX.
-
-    Args:
-        version: Of the protocol; another one than ours for the last word to a peer that speaks it.
-    """
+    `version`: Of the protocol; another one than ours for the last word to a peer that speaks it."""
     if len(payload) > CONTROL_BYTES_MAX:
         raise ValueError(
             f"control message of {len(payload)} bytes; the limit is {CONTROL_BYTES_MAX}"

@@ -164,11 +164,8 @@ class TicketOpener:
 
     def open(self, data: bytes, now_ns: int) -> Ticket:
         """The ticket in `data`; what it allows is for the caller to check; TicketRefusedError if it
-        is missing or malformed, or no gateway of ours signed it.
-
-        Args:
-            now_ns: Unix time, for the validity of certificates.
-        """
+        is missing or malformed, or no gateway of ours signed it. `now_ns`: Unix time, for the
+        validity of certificates."""
         if not data:
             raise TicketRefusedError(TicketRefusal.MISSING, "there is none")
         if len(data) > TICKET_BYTES_MAX:

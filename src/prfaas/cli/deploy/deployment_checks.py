@@ -218,22 +218,16 @@ def check_shared_memory(deployment: Deployment) -> None:
 
 
 def short_lived(deployment: Deployment, names: Sequence[str] | None = None) -> Iterator[str]:
-    """A line for every identity on this machine that ends soon.
-
-    Args:
-        names: The parts; all that are started here if absent.
-    """
+    """A line for every identity on this machine that ends soon. `names`: The parts; all that are
+    started here if absent."""
     for name in identity_names(deployment) if names is None else names:
         identity = identity_in(deployment.security.identities, name)
         yield from ends_soon(identity, datetime.datetime.now(datetime.UTC))
 
 
 def open_secrets(deployment: Deployment, names: Sequence[str] | None = None) -> Iterator[str]:
-    """A line for every secret on this machine that not only its owner can read.
-
-    Args:
-        names: Parts whose keys are meant; all that are started here if absent.
-    """
+    """A line for every secret on this machine that not only its owner can read. `names`: Parts
+    whose keys are meant; all that are started here if absent."""
     directory = deployment.security.identities
     found = identity_names(deployment) if names is None else names
     keys = [identity_in(directory, name).key for name in found]

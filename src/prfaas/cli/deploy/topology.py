@@ -135,11 +135,8 @@ def prepare_identities(deployment: Deployment) -> None:
 
 
 def identity_problems(deployment: Deployment, names: Sequence[str] | None = None) -> Iterator[str]:
-    """Return missing or invalid identities of parts started here that are not created.
-
-    Args:
-        names: The parts; all that are started here if absent.
-    """
+    """Return missing or invalid identities of parts started here that are not created. `names`: The
+    parts; all that are started here if absent."""
     security, now = deployment.security, datetime.datetime.now(datetime.UTC)
     for name in identity_names(deployment) if names is None else names:
         identity = identity_in(security.identities, name)

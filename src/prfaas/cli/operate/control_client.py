@@ -38,22 +38,16 @@ class ControlClient:
     """Base URL of its pages."""
 
     def get(self, *parts: str, **query: int | str) -> dict[str, Any]:
-        """Ask for a page; ConfigError if the gateway is not there, or refuses.
-
-        Args:
-            parts: Of its path, unquoted.
-        """
+        """Ask for a page; ConfigError if the gateway is not there, or refuses. `parts`: Of its
+        path, unquoted."""
         words = "&".join(f"{name}={value}" for name, value in query.items())
         return self._ask("GET", parts, words, None)
 
     def post(
         self, *parts: str, body: dict[str, object], limit_s: float = TIMEOUT_S
     ) -> dict[str, Any]:
-        """Change something; ConfigError if the gateway is not there, or refuses.
-
-        Args:
-            parts: Of its path, unquoted.
-        """
+        """Change something; ConfigError if the gateway is not there, or refuses. `parts`: Of its
+        path, unquoted."""
         return self._ask("POST", parts, "", body, limit_s)
 
     def _ask(

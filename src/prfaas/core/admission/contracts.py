@@ -46,11 +46,8 @@ class Contract:
 
 
 class Contracts:
-    """All contracts in force, by site, gateway and pool node.
-
-    Args:
-        contracts: Names of sites, gateways and pool nodes are unique.
-    """
+    """All contracts in force, by site, gateway and pool node. `contracts`: Names of sites, gateways
+    and pool nodes are unique."""
 
     def __init__(self, contracts: Iterable[Contract] = ()) -> None:
         self.by_site = {each.site: each for each in contracts}

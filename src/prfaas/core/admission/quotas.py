@@ -64,11 +64,8 @@ class Over:
 
 
 class TokenBucket:
-    """A token bucket: its capacity is one period's units, and it starts full.
-
-    Args:
-        units: Units a period, at least 1.
-    """
+    """A token bucket: its capacity is one period's units, and it starts full. `units`: Units a
+    period, at least 1."""
 
     def __init__(self, units: int, period_ns: int) -> None:
         self.units = units

@@ -6,11 +6,8 @@ from prfaas.core.audit.chain import Line, parse_line
 
 
 class Head:
-    """A copy of a checkpoint that has to be in the log.
-
-    Args:
-        data: Content of the file; None if there is none.
-    """
+    """A copy of a checkpoint that has to be in the log. `data`: Content of the file; None if there
+    is none."""
 
     def __init__(self, name: str, data: bytes | None) -> None:
         self.name, self._is_present = name, data is not None

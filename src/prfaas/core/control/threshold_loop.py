@@ -129,11 +129,7 @@ class Balance:
 
     Requests are kept in order of length, with sums for each side of the last threshold: the next
     one costs an addition for each request that changes sides, and a request O(log `NUM_KEPT`)
-    comparisons.
-
-    Args:
-        planned: t of the plan, tokens.
-    """
+    comparisons. `planned`: t of the plan, tokens."""
 
     def __init__(self, planned: int) -> None:
         self._recent: deque[PathWork] = deque()
@@ -239,11 +235,8 @@ class Spared:
         self._total_ns, self._at_ns = 0, 0
 
     def look(self, total_ns: int, now_ns: int) -> float:
-        """Instances that would have been busy with it, mean since the last look.
-
-        Args:
-            total_ns: Work that was spared so far, in time of one instance; never falls.
-        """
+        """Instances that would have been busy with it, mean since the last look. `total_ns`: Work
+        that was spared so far, in time of one instance; never falls."""
         spared_ns, elapsed_ns = total_ns - self._total_ns, now_ns - self._at_ns
         self._total_ns, self._at_ns = total_ns, now_ns
         return spared_ns / elapsed_ns if elapsed_ns > 0 else 0.0
@@ -293,11 +286,7 @@ class Pressures:
 
 
 class ThresholdLoop:
-    """The threshold of one link.
-
-    Args:
-        planned_threshold: t from the planner, tokens, above 0.
-    """
+    """The threshold of one link. `planned_threshold`: t from the planner, tokens, above 0."""
 
     def __init__(self, planned_threshold: int, settings: LoopSettings = LoopSettings()) -> None:
         self._settings = settings

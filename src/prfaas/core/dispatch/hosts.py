@@ -270,11 +270,8 @@ class Hosts:
 
 
 class FetchTo:
-    """Prefixes of one prompt that the hosts of a site can fetch.
-
-    Args:
-        holders: The longest prefixes and their pools, the longest first; at least one.
-    """
+    """Prefixes of one prompt that the hosts of a site can fetch. `holders`: The longest prefixes
+    and their pools, the longest first; at least one."""
 
     __slots__ = ("_arrival", "_holders", "_hosts", "_now_ns")
 

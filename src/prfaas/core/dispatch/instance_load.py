@@ -160,11 +160,8 @@ class InstanceLoad:
 
     def waiting(self, name: str, num_waiting: int) -> list[int]:
         """Return jobs of this gateway that wait at an instance, in order of dispatch; returns the
-        first `WAITING_MAX` of them.
-
-        Args:
-            num_waiting: Requests that a report found waiting, of anybody.
-        """
+        first `WAITING_MAX` of them. `num_waiting`: Requests that a report found waiting, of
+        anybody."""
         jobs = self._loads[name].jobs
         first = max(1, len(jobs) - num_waiting)
         return list(islice(jobs, first, first + WAITING_MAX))

@@ -210,10 +210,7 @@ class PrefillInstances:
         self, chosen: Candidate, arrival: Arrival, now_ns: int, wait_ns_max: int
     ) -> Candidate:
         """The busiest instance that may stand in for a chosen one: same pool and layout.
-
-        Args:
-            wait_ns_max: Instances with longer queues do not stand in.
-        """
+        `wait_ns_max`: Instances with longer queues do not stand in."""
         like = self.instances[chosen.name]
         peers = (
             name

@@ -93,11 +93,8 @@ RESERVE_NS = NS_PER_S
 
 
 class SpareTime:
-    """Accounts of instances.
-
-    Args:
-        names: Instances that only decode; all others have as much time as is asked for.
-    """
+    """Accounts of instances. `names`: Instances that only decode; all others have as much time as
+    is asked for."""
 
     def __init__(self, names: list[str]) -> None:
         self._balance_ns = dict.fromkeys(names, float(RESERVE_NS))

@@ -363,11 +363,8 @@ def _with_states(costs: Costs, num_tokens: int, num_bytes: int, spacing: int) ->
 
 
 class ScaledBytes:
-    """Costs of a plan whose bytes are multiplied by a factor; times are the plan's.
-
-    Args:
-        factor: Above 0.
-    """
+    """Costs of a plan whose bytes are multiplied by a factor; times are the plan's. `factor`: Above
+    0."""
 
     __slots__ = ("_factor", "_shipped", "_tail", "local_prefill_ns", "remote_prefill_ns")
 

@@ -157,11 +157,7 @@ def check_nodes(num_nodes: int) -> None:
 
 def check_features(values: Mapping[str, Any]) -> None:
     """Refuse features whose pages mean something that their names do not say; ConfigError if there
-    is one.
-
-    Args:
-        values: SGLang's resolved configuration by dotted name.
-    """
+    is one. `values`: SGLang's resolved configuration by dotted name."""
     if values.get("spec.speculative_algorithm"):
         raise ConfigError(
             f"speculative decoding ({values['spec.speculative_algorithm']}) names pages by pairs "

@@ -119,11 +119,8 @@ class TimingTier:
             self._send(push.announcement(hashes))
 
     def finish(self, request: str, hashes: list[bytes]) -> None:
-        """A request is over, and all its stores were asked for.
-
-        Args:
-            hashes: Hash chain of its prompt.
-        """
+        """A request is over, and all its stores were asked for. `hashes`: Hash chain of its
+        prompt."""
         self._requests.end(request)
         self.computed(request, hashes)
 
@@ -217,10 +214,7 @@ class TimingTier:
         self, request: str, blocks: list[NewBlock], hashes: list[bytes], cache_salt: str | None
     ) -> None:
         """Hand blocks over to the pool node, and have them pushed if the request wants it.
-
-        Args:
-            hashes: Hash chain of all that it has used.
-        """
+        `hashes`: Hash chain of all that it has used."""
         sources, tenant = self.lineage.sources(hashes), tenant_tag(cache_salt)
         self._outbox.put_nowait(_New(request, blocks, sources, self._era, tenant))
 

@@ -87,11 +87,8 @@ class RequestTrace:
 
 
 class Tracing:
-    """Sends spans to a collector, from a thread of its own.
-
-    Args:
-        table: Where to; None sends nothing and passes the client's context on.
-    """
+    """Sends spans to a collector, from a thread of its own. `table`: Where to; None sends nothing
+    and passes the client's context on."""
 
     def __init__(self, table: TracingTable | None, service: str) -> None:
         self._provider = (

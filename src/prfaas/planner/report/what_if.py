@@ -40,11 +40,8 @@ _ALLOWED = {
 
 
 class WhatIf:
-    """Answers questions about one plan file.
-
-    Args:
-        plan: The deployment's plan; None takes the paper's case study, which ships with prfaas.
-    """
+    """Answers questions about one plan file. `plan`: The deployment's plan; None takes the paper's
+    case study, which ships with prfaas."""
 
     def __init__(self, plan: Path | None) -> None:
         self._plan = plan

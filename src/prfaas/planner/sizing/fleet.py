@@ -42,11 +42,8 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """The cheapest fleets for a demand; None where none within the limit carries it.
-
-    Args:
-        cheapest: With or without PrfaaS instances, whichever costs less.
-    """
+    """The cheapest fleets for a demand; None where none within the limit carries it. `cheapest`:
+    With or without PrfaaS instances, whichever costs less."""
 
     demand_per_s: float
     cheapest: Fleet | None

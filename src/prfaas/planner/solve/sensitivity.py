@@ -23,11 +23,8 @@ SWING = 0.20
 
 @dataclass(frozen=True, slots=True)
 class ShadowValue:
-    """Gain of Λ from one more unit of a resource, settings re-optimised.
-
-    Args:
-        what: The unit, for people.
-    """
+    """Gain of Λ from one more unit of a resource, settings re-optimised. `what`: The unit, for
+    people."""
 
     what: str
     rate_gain_per_s: float

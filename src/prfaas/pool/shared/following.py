@@ -289,11 +289,8 @@ FREEZE_PACKS = 1000
 
 
 class BucketFollower:
-    """Lists the bucket now and then, and reads the fronts of packs that are new.
-
-    Args:
-        marks: Purges, before which nothing is found.
-    """
+    """Lists the bucket now and then, and reads the fronts of packs that are new. `marks`: Purges,
+    before which nothing is found."""
 
     def __init__(
         self,

@@ -43,11 +43,8 @@ _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_Mark)
 
 
 class PurgeMarks:
-    """The purges that the nodes of a site know of. Lives on one event loop.
-
-    Args:
-        limit_s: Limit of each request, seconds.
-    """
+    """The purges that the nodes of a site know of. Lives on one event loop. `limit_s`: Limit of
+    each request, seconds."""
 
     def __init__(self, bucket: Bucket, keys: KeyRing, limit_s: float) -> None:
         self._bucket, self._keys, self._limit_s = bucket, keys, limit_s

@@ -155,11 +155,7 @@ class _Reader:
 
 
 class _Session:
-    """Follows the messages of a session.
-
-    Args:
-        units: What texts are measured in.
-    """
+    """Follows the messages of a session. `units`: What texts are measured in."""
 
     def __init__(
         self,

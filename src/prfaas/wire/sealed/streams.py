@@ -121,11 +121,8 @@ class ClearStream:
     """The same for a connection under `network`: bytes are written straight to their place.
 
     A fragment is complete when its tag was compared with what is there. The next one gets its place
-    only after it was returned.
-
-    Args:
-        place: Where the bytes of a fragment go: as much memory as bytes follow its prefix.
-    """
+    only after it was returned. `place`: Where the bytes of a fragment go: as much memory as bytes
+    follow its prefix."""
 
     def __init__(self, opener: Opener, place: Place) -> None:
         self._opener = opener

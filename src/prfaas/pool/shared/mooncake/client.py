@@ -65,11 +65,8 @@ class ClientMemory:
 
 
 class Buffers:
-    """Hands out parts of a range, first fit. Lives on one event loop.
-
-    Args:
-        start: Offset of the range.
-    """
+    """Hands out parts of a range, first fit. Lives on one event loop. `start`: Offset of the
+    range."""
 
     def __init__(self, start: int, num_bytes: int) -> None:
         self.capacity_bytes = num_bytes
@@ -88,11 +85,7 @@ class Buffers:
         return None
 
     async def taken(self, num_bytes: int) -> int:
-        """Offset of a buffer, once there is room.
-
-        Args:
-            num_bytes: At most the capacity.
-        """
+        """Offset of a buffer, once there is room. `num_bytes`: At most the capacity."""
         while (offset := self.take(num_bytes)) is None:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
