@@ -27,18 +27,19 @@ _Word = Annotated[str, msgspec.Meta(max_length=64)]
 _SKIPPED = msgspec.Raw()
 
 
-class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
+class _Change(msgspec.Struct, gc=False):
     block_hashes: _Hashes
     medium: _Word | None = None
     group_idx: _Group | None = None
     locality: _Word | None = None
 
 
-class _Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
-    block_hashes: _Hashes
-    medium: _Word | None = None
-    group_idx: _Group | None = None
-    locality: _Word | None = None
+class _Stored(_Change, tag="BlockStored", gc=False):
+    pass
+
+
+class _Removed(_Change, tag="BlockRemoved", gc=False):
+    pass
 
 
 class _Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
@@ -60,11 +61,8 @@ class _StoredArray(msgspec.Struct, tag="BlockStored", array_like=True, gc=False)
     locality: _Word | None = None
 
 
-class _RemovedArray(msgspec.Struct, tag="BlockRemoved", array_like=True, gc=False):
-    block_hashes: _Hashes
-    medium: _Word | None = None
-    group_idx: _Group | None = None
-    locality: _Word | None = None
+class _RemovedArray(_Change, tag="BlockRemoved", array_like=True, gc=False):
+    pass
 
 
 class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True, gc=False):

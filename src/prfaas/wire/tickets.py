@@ -111,23 +111,7 @@ class TicketSigner:
 
     def seal(self, ticket: Ticket) -> bytes:
         """The ticket, signed; TICKET_BYTES_MAX bytes at most."""
-        body = _encoder.encode(
-            _TicketSpec(
-                transfer_id=ticket.transfer_id,
-                tenant=ticket.tenant,
-                layout_id=ticket.layout_id,
-                source=ticket.source,
-                destination=ticket.destination,
-                blocks=ticket.blocks,
-                bytes_max=ticket.bytes_max,
-                expires_at_ns=ticket.expires_at_ns,
-                weight=ticket.weight,
-                bytes_per_s=ticket.bytes_per_s,
-                trace=ticket.trace,
-                regions=sorted(ticket.regions),
-                quality=ticket.quality,
-            )
-        )
+        body = _encoder.encode({name: getattr(ticket, name) for name in _TicketSpec.__struct_fields__})
         signature = self._key.sign(_DOMAIN + body, _ALGORITHM)
         return _encoder.encode(_Sealed(ticket=body, signature=signature, certificates=self._chain))
 
@@ -186,23 +170,8 @@ class TicketOpener:
         ) as error:
             raise TicketRefusedError(TicketRefusal.MALFORMED, str(error)) from None
         signer, signer_regions = self._check_signer(sealed, chain, now_ns)
-        return Ticket(
-            spec.transfer_id,
-            spec.tenant,
-            spec.layout_id,
-            spec.source,
-            spec.destination,
-            spec.blocks,
-            spec.bytes_max,
-            spec.expires_at_ns,
-            spec.weight,
-            spec.bytes_per_s,
-            spec.trace,
-            frozenset(spec.regions),
-            spec.quality,
-            signer,
-            signer_regions,
-        )
+        fields = msgspec.structs.asdict(spec) | {"regions": frozenset(spec.regions)}
+        return Ticket(**fields, signer=signer, signer_regions=signer_regions)
 
     def _check_signer(
         self, sealed: _Sealed, chain: list[x509.Certificate], now_ns: int
