@@ -25,10 +25,7 @@ _NO_KEY = frozenset(",=[]{}#")
 
 def read_toml(path: Path, bytes_max: int = FILE_BYTES_MAX) -> dict[str, Any]:
     """Tables of a TOML file; a byte order mark, as some editors write it, is left out.
-
-    Raises:
-        ConfigError: The file cannot be read, is no TOML, or is beyond a limit.
-    """
+    `ConfigError`: The file cannot be read, is no TOML, or is beyond a limit."""
     try:
         text = read_limited(path, bytes_max).decode("utf-8-sig")
         if text.lstrip().startswith("{"):

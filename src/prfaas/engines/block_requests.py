@@ -114,11 +114,7 @@ class BlockRequests:
             self._requests[request] = _Request(transfer_id, source, deadline)
 
     def end(self, request: str) -> Lookups | None:
-        """A request is over.
-
-        Returns:
-            Result of its lookups; None if it waited for no transfer.
-        """
+        """A request is over. Returns result of its lookups; None if it waited for no transfer."""
         with self._lock:
             state = self._requests.pop(request, None)
         if state is None or state.transfer_id is None:

@@ -83,16 +83,10 @@ def describe(
     kv_cache_config: KVCacheConfig,
     kernels: Mapping[str, KernelPages] = MappingProxyType({}),
 ) -> RowLayout:
-    """Describe an engine's blocks.
-
-    Args:
-        kernels: Kernel blocks of pages, by layer, as the ranks report them (`vllm_ranks.py`).
-
-    Raises:
-        ConfigError: The engine hashes blocks with an algorithm that is not shared between
-            processes, has a cache group whose blocks cannot be named, a model whose bytes cannot
-            be read, or blocks that cannot be combined to the length that is set.
-    """
+    """Describe an engine's blocks. `kernels`: Kernel blocks of pages, by layer, as the ranks report
+    them (`vllm_ranks.py`). `ConfigError`: The engine hashes blocks with an algorithm that is not
+    shared between processes, has a cache group whose blocks cannot be named, a model whose bytes
+    cannot be read, or blocks that cannot be combined to the length that is set."""
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     if algorithm != HASH_ALGORITHM:
         raise ConfigError(

@@ -372,11 +372,7 @@ class Gateway:
 
     async def start(self) -> str:
         """Connect to everything and take requests; ConfigError if the address cannot be listened
-        on.
-
-        Returns:
-            The base URL.
-        """
+        on. Returns the base URL."""
         self.engines.start()
         self.pools.start()
         self.engine_events.start()
@@ -416,11 +412,8 @@ class Gateway:
         return f"{self._table.scheme}://{join_address((address[0], port))}"
 
     def renew_identity(self) -> None:
-        """Show, and trust, what the files of the identity hold at this moment.
-
-        Raises:
-            ConfigError: They cannot be used; nothing is changed.
-        """
+        """Show, and trust, what the files of the identity hold at this moment. `ConfigError`: They
+        cannot be used; nothing is changed."""
         self.identity.refresh(*self._tls)
         self._signer.renew()
         if self._client_tls is not None:

@@ -107,11 +107,8 @@ class IncidentStore:
         self._is_known = False
 
     def open(self) -> Earlier:
-        """Open the file, and return what an earlier process left, once.
-
-        Raises:
-            StoreFault: It cannot be opened. It may be tried again.
-        """
+        """Open the file, and return what an earlier process left, once. `StoreFault`: It cannot be
+        opened. It may be tried again."""
         try:
             database = self._opened()
             if self._is_known:
@@ -126,10 +123,7 @@ class IncidentStore:
 
     def write(self, rows: Sequence[Row], now: float) -> None:
         """Write incidents, and that this process runs; forget what is too old or too much.
-
-        Raises:
-            StoreFault: Nothing is written.
-        """
+        `StoreFault`: Nothing is written."""
         try:
             with (database := self._opened()):
                 database.executemany(

@@ -40,14 +40,8 @@ class SiteAuthorities:
         self._issuers = Issuers({})
 
     def replace(self, contracts: Contracts, files: Mapping[str, Path]) -> None:
-        """Put contracts in force.
-
-        Args:
-            files: PEM file of the authority of each site.
-
-        Raises:
-            ConfigError: A file cannot be read, or two sites have one authority; nothing changes.
-        """
+        """Put contracts in force. `files`: PEM file of the authority of each site. `ConfigError`: A
+        file cannot be read, or two sites have one authority; nothing changes."""
         found = {site: read_authority(path) for site, path in files.items()}
         owners: dict[bytes, str] = {}
         for site, certificates in found.items():

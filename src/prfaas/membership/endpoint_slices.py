@@ -70,11 +70,7 @@ class EndpointSlice(msgspec.Struct):
 
 
 def read_slice(value: Any) -> EndpointSlice:
-    """An EndpointSlice of the API.
-
-    Raises:
-        msgspec.ValidationError: It is none.
-    """
+    """An EndpointSlice of the API. `msgspec.ValidationError`: It is none."""
     return msgspec.convert(value, EndpointSlice)
 
 

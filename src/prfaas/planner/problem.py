@@ -263,10 +263,7 @@ class Problem:
     @property
     def decode_slots(self) -> int:
         """Sequences that a decode instance runs at once within its target, at least 1.
-
-        Raises:
-            ConfigError: The smallest measured batch misses the target.
-        """
+        `ConfigError`: The smallest measured batch misses the target."""
         pd, context = self.pd, self.workload.mean_context
         batch, step_s = pd.decode.largest_batch(context, pd.tpot_max_s)
         if batch < 1 and pd.tpot_max_s is not None:

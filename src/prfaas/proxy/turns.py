@@ -82,12 +82,8 @@ class Turns:
 
     @contextmanager
     def hold(self, site: str, num_bytes: int) -> Iterator[None]:
-        """Hold a body until the end of the block.
-
-        Raises:
-            TurnRefusedError: It is too long, the site has too many bytes here, or too many of its
-                bodies were refused.
-        """
+        """Hold a body until the end of the block. `TurnRefusedError`: It is too long, the site has
+        too many bytes here, or too many of its bodies were refused."""
         if num_bytes > SMALL_BYTES and self._paid_at_ns.get(site, 0) > self._clock_ns():
             raise TurnRefusedError(QueueRefusal.REFUSALS)
         if num_bytes > BODY_BYTES_MAX or self._held_bytes[site] + num_bytes > HELD_BYTES_MAX:

@@ -187,14 +187,8 @@ def prefix_bytes(start: bytes | bytearray | memoryview) -> int:
 
 
 def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:
-    """Kind of the next bytes of a data connection.
-
-    Args:
-        data: As many bytes as `prefix_bytes` says.
-
-    Raises:
-        PeerError: They start no fragment, or one over a limit.
-    """
+    """Kind of the next bytes of a data connection. `data`: As many bytes as `prefix_bytes` says.
+    `PeerError`: They start no fragment, or one over a limit."""
     (
         magic,
         version,
@@ -276,14 +270,8 @@ class FragmentStream:
         """Header of the fragment that is being read."""
 
     def filled(self, num_bytes: int) -> FragmentPrefix | None:
-        """Record that `count` bytes were written to the start of `view`.
-
-        Returns:
-            The fragment that they complete.
-
-        Raises:
-            PeerError: They start no fragment, or one over a limit.
-        """
+        """Record that `count` bytes were written to the start of `view`. Returns the fragment that
+        they complete. `PeerError`: They start no fragment, or one over a limit."""
         self.view = self.view[num_bytes:]
         if self.view:
             return None

@@ -78,14 +78,8 @@ class FrameDecoder:
         return self._wanted - len(self._pending)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Take the next bytes of the stream.
-
-        Returns:
-            The frames that these bytes complete, in order.
-
-        Raises:
-            PeerError: The bytes are no prfaas frames, or a frame is over a limit.
-        """
+        """Take the next bytes of the stream. Returns the frames that these bytes complete, in
+        order. `PeerError`: The bytes are no prfaas frames, or a frame is over a limit."""
         frames: list[Frame] = []
         view = memoryview(data)
         while view:

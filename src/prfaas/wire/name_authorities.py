@@ -118,11 +118,8 @@ class HostObject(ssl.SSLObject):
     """An end of a connection to a host: after the handshake its authority has to prove the name."""
 
     def do_handshake(self) -> None:
-        """Do the TLS handshake.
-
-        Raises:
-            ssl.SSLCertVerificationError: The authority cannot prove the name of the host.
-        """
+        """Do the TLS handshake. `ssl.SSLCertVerificationError`: The authority cannot prove the name
+        of the host."""
         super().do_handshake()
         context = self.context
         if isinstance(context, NamedContext) and self.server_hostname:

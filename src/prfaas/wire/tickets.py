@@ -86,11 +86,8 @@ class TicketSigner:
         self.renew()
 
     def renew(self) -> None:
-        """Load the files and sign with them from now on.
-
-        Raises:
-            ConfigError: They cannot be read, or hold no elliptic-curve key; nothing is changed.
-        """
+        """Load the files and sign with them from now on. `ConfigError`: They cannot be read, or
+        hold no elliptic-curve key; nothing is changed."""
         identity = self._identity
         try:
             key = serialization.load_pem_private_key(identity.key.read_bytes(), None)
@@ -111,7 +108,9 @@ class TicketSigner:
 
     def seal(self, ticket: Ticket) -> bytes:
         """The ticket, signed; TICKET_BYTES_MAX bytes at most."""
-        body = _encoder.encode({name: getattr(ticket, name) for name in _TicketSpec.__struct_fields__})
+        body = _encoder.encode(
+            {name: getattr(ticket, name) for name in _TicketSpec.__struct_fields__}
+        )
         signature = self._key.sign(_DOMAIN + body, _ALGORITHM)
         return _encoder.encode(_Sealed(ticket=body, signature=signature, certificates=self._chain))
 
@@ -133,11 +132,8 @@ class TicketOpener:
         self.renew()
 
     def renew(self) -> None:
-        """Trust the authorities that the file holds at this moment, and no others.
-
-        Raises:
-            ConfigError: It cannot be read; nothing is changed.
-        """
+        """Trust the authorities that the file holds at this moment, and no others. `ConfigError`:
+        It cannot be read; nothing is changed."""
         try:
             own = x509.load_pem_x509_certificates(self._authority.read_bytes())
             authorities = NameAuthorities.beside(self._authority)

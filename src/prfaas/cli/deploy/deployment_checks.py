@@ -87,12 +87,8 @@ def _check_timing(model: str, name: str, cluster: ClusterTable) -> None:
 
 
 def check_plan(deployment: Deployment) -> None:
-    """See that `routing.plan` can be a plan of this deployment.
-
-    Raises:
-        ConfigError: It cannot: its clusters, their sizes, or its bytes of KV cache are those of
-            another one.
-    """
+    """See that `routing.plan` can be a plan of this deployment. `ConfigError`: It cannot: its
+    clusters, their sizes, or its bytes of KV cache are those of another one."""
     plan = deployment.routing.plan
     if plan is None:
         return
@@ -189,11 +185,8 @@ def check_disks(deployment: Deployment) -> None:
 
 
 def check_shared_memory(deployment: Deployment) -> None:
-    """Check that the shared memory of vLLM engines started here fits.
-
-    Raises:
-        ConfigError: It does not fit: an engine would exit minutes later without a reason.
-    """
+    """Check that the shared memory of vLLM engines started here fits. `ConfigError`: It does not
+    fit: an engine would exit minutes later without a reason."""
     sizes = {
         name: engine.host_memory
         for cluster in deployment.clusters.values()

@@ -116,11 +116,8 @@ def parts(topology: Topology) -> list[list[ProcessPart]]:
 
 
 def prepare_identities(deployment: Deployment) -> None:
-    """See that every part started here has an identity.
-
-    Raises:
-        ConfigError: One is missing and may not be made, or no peer would let it in.
-    """
+    """See that every part started here has an identity. `ConfigError`: One is missing and may not
+    be made, or no peer would let it in."""
     directory, names = deployment.security.identities, identity_names(deployment)
     if deployment.security.generate:
         make_authority(directory)

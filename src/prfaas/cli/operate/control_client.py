@@ -106,11 +106,8 @@ def asks_gateway(command: Command) -> Command:
 
 
 def operator_key(key_file: Path | None) -> str:
-    """The operator's key: of a file, else of the environment, else none.
-
-    Raises:
-        ConfigError: The file cannot be read, or the key cannot be sent in a header.
-    """
+    """The operator's key: of a file, else of the environment, else none. `ConfigError`: The file
+    cannot be read, or the key cannot be sent in a header."""
     if key_file is None:
         key, place = os.environ.get(KEY_VARIABLE, "").strip(), KEY_VARIABLE
     else:

@@ -93,11 +93,8 @@ class TagOwners:
         return dict(self._owners)
 
     def claim(self, tag: str, site: str) -> bool:
-        """Use a tag for a site.
-
-        Returns:
-            False if the tag is empty, is another site's, or is one more than a site may have.
-        """
+        """Use a tag for a site. Returns False if the tag is empty, is another site's, or is one
+        more than a site may have."""
         owner = self._owners.get(tag)
         if owner is not None:
             return owner == site

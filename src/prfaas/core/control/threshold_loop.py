@@ -308,11 +308,8 @@ class ThresholdLoop:
         return max(1, round(exp(self._position)))
 
     def update(self, now_ns: int, pressures: Pressures) -> int:
-        """One interval has passed.
-
-        Returns:
-            The new threshold, tokens; unchanged when a signal is unknown.
-        """
+        """One interval has passed. Returns the new threshold, tokens; unchanged when a signal is
+        unknown."""
         use, here, there = (
             pressures.link_utilisation,
             pressures.local_wait_ns,

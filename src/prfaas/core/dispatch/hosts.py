@@ -203,11 +203,8 @@ class Hosts:
     def hand_off_ns(
         self, arrival: Arrival, source: str, destination: str, now_ns: int
     ) -> int | None:
-        """Time in which a link inside the cluster carries the blocks that decode lacks.
-
-        Returns:
-            0 within a pool; None if the link is down or its state unknown.
-        """
+        """Time in which a link inside the cluster carries the blocks that decode lacks. Returns 0
+        within a pool; None if the link is down or its state unknown."""
         if not source or source == destination:
             return 0
         link = self.links.between(source, destination)

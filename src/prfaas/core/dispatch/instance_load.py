@@ -146,10 +146,7 @@ class InstanceLoad:
 
     def done(self, name: str, job: int, now_ns: int) -> int | None:
         """Record the end of a job: those before it are over too, the one behind it begins now.
-
-        Returns:
-            The job that begins; None without one, or when the end was known before.
-        """
+        Returns the job that begins; None without one, or when the end was known before."""
         load = self._loads[name]
         if job not in load.jobs:
             return None

@@ -59,12 +59,8 @@ class Budget:
         self._balance = min(self._balance + settings.ratio, settings.reserve)
 
     def take(self, now_ns: int) -> int | None:
-        """Take one.
-
-        Returns:
-            How long to wait before it is used, ns, so that a crowd comes spread out; None when all
-            is spent, and then nothing was taken.
-        """
+        """Take one. Returns how long to wait before it is used, ns, so that a crowd comes spread
+        out; None when all is spent, and then nothing was taken."""
         self._fill(now_ns)
         left = self._balance - 1
         per_s, wait_ns = self._settings.per_s, 0

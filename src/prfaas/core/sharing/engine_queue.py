@@ -99,11 +99,8 @@ class EngineQueue:
         """Sum of the shares of all sites."""
 
     def agree(self, contracts: Iterable[Contract]) -> list[int]:
-        """Set the contracts from now on.
-
-        Returns:
-            Jobs of sites without a contract, waiting or running: the caller ends them.
-        """
+        """Set the contracts from now on. Returns jobs of sites without a contract, waiting or
+        running: the caller ends them."""
         new = {each.site: each for each in contracts}
         self._shares = sum(each.share for each in new.values()) or 1.0
         for name, contract in new.items():

@@ -70,14 +70,8 @@ class HostRows:
 
 
 def host_rows(pool: Any, name: str) -> HostRows:
-    """Describe a host pool of SGLang (`HostKVCache`).
-
-    Args:
-        name: Of the pool, for messages.
-
-    Raises:
-        ConfigError: It is not in shared memory, or its pages do not lie at equal distances in it.
-    """
+    """Describe a host pool of SGLang (`HostKVCache`). `name`: Of the pool, for messages.
+    `ConfigError`: It is not in shared memory, or its pages do not lie at equal distances in it."""
     descriptor = getattr(pool, "fd", None)
     if descriptor is None:
         raise ConfigError(

@@ -188,11 +188,8 @@ class TimingTier:
     # Jobs
 
     async def load(self, request: str, keys: list[BlockKey]) -> list[tuple[BlockKey, bytes]] | None:
-        """Bring blocks here.
-
-        Returns:
-            Every block's bytes as they came; None when one was not there any more.
-        """
+        """Bring blocks here. Returns every block's bytes as they came; None when one was not there
+        any more."""
         found: list[tuple[BlockKey, bytes]] = []
         for start in range(0, len(keys), self._batch):
             part = keys[start : start + self._batch]

@@ -38,11 +38,8 @@ class RequestTrace:
     """Of its transfer, once that has begun."""
 
     def of_transfer(self, record: RequestRecord) -> str:
-        """The transfer of this request begins, and its span with it.
-
-        Returns:
-            W3C context for what the pools do; empty if nobody records it.
-        """
+        """The transfer of this request begins, and its span with it. Returns W3C context for what
+        the pools do; empty if nobody records it."""
         if self.span is None:
             parent = self.headers.get("traceparent", "")
             return parent if is_sampled(parent) else ""

@@ -191,11 +191,8 @@ def with_bandwidth(problem: Problem, factor: float) -> Problem:
 
 
 def break_even_bandwidth(problem: Problem, mode: StageMode) -> float | None:
-    """Bandwidth of all links together below which PrfaaS-PD loses at equal cost, bit/s.
-
-    Returns:
-        None when no bandwidth makes it pay; 0 when it pays at any.
-    """
+    """Bandwidth of all links together below which PrfaaS-PD loses at equal cost, bit/s. Returns
+    None when no bandwidth makes it pay; 0 when it pays at any."""
     total = sum(c.link.bits_per_s for c in problem.prfaas)
     low, high = 1e-6, 1e4
     if gain(with_bandwidth(problem, high), mode) <= 0:

@@ -57,10 +57,7 @@ class PoolProcessSettings(PoolSettings):
 
 class PoolProcess:
     """A pool node with its audit log, bill, spans, comparisons, and sites that share it.
-
-    Raises:
-        ConfigError: A setting, a file or a limit is wrong; see `PoolNode`.
-    """
+    `ConfigError`: A setting, a file or a limit is wrong; see `PoolNode`."""
 
     def __init__(self, settings: PoolProcessSettings, kernels: Kernels = KERNELS) -> None:
         facts, clock_ns = FactStream(), settings.clock_ns

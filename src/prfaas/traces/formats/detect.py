@@ -175,11 +175,8 @@ _MARKS = (
 
 
 def detect(path: Path) -> str:
-    """The name of a file's format.
-
-    Raises:
-        ConfigError: The file cannot be read, is empty, or is in no known format.
-    """
+    """The name of a file's format. `ConfigError`: The file cannot be read, is empty, or is in no
+    known format."""
     found: list[str] = []
     for number, line in islice(read_lines(path), _NUM_LINES):
         if line is None or line.startswith(b"{"):

@@ -179,11 +179,7 @@ class _Session:
         self._unanswered = False
 
     def add(self, message: SessionMessage) -> None:
-        """Add a message.
-
-        Raises:
-            DroppedError: The session becomes too long.
-        """
+        """Add a message. `DroppedError`: The session becomes too long."""
         self._notes[NOT_TEXT] += message.num_media
         text = self._units.cut(message.text)
         if not message.is_answer:

@@ -249,11 +249,8 @@ _encoder = msgspec.json.Encoder()
 
 
 def check_target(path: Path, source: Path, *, overwrite: bool = False) -> None:
-    """Check where a file is to be written.
-
-    Raises:
-        ConfigError: Its name does not end as it should, or it exists and may not be replaced.
-    """
+    """Check where a file is to be written. `ConfigError`: Its name does not end as it should, or it
+    exists and may not be replaced."""
     if not path.name.endswith(SUFFIXES):
         raise ConfigError(f"{path}: the name of the file has to end in {' or '.join(SUFFIXES)}")
     if path.exists() and (not overwrite or path.samefile(source)):

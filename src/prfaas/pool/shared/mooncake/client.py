@@ -151,12 +151,9 @@ class MooncakeClient:
     def ask(
         self, operation: StoreOperation, names: list[str], offset: int = 0, num_bytes: int = 0
     ) -> asyncio.Future[list[int]]:
-        """Send an order; TransferError if there is no process that could take it.
-
-        Returns:
-            The codes of the library. Ends in any case, at the latest when the process is killed;
-            until then the process may use the buffer.
-        """
+        """Send an order; TransferError if there is no process that could take it. Returns the codes
+        of the library. Ends in any case, at the latest when the process is killed; until then the
+        process may use the buffer."""
         if self._writer is None:
             raise TransferError("its client is not connected")
         self._number += 1
@@ -263,11 +260,8 @@ def check_package() -> None:
 
 
 def check_library() -> None:
-    """Check that the native library can be loaded, in a process of its own.
-
-    Raises:
-        ConfigError: It cannot; with the command that installs what is missing.
-    """
+    """Check that the native library can be loaded, in a process of its own. `ConfigError`: It
+    cannot; with the command that installs what is missing."""
     check_package()
     done = subprocess.run(
         [sys.executable, "-c", "import mooncake.store"],
