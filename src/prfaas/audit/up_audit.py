@@ -25,7 +25,7 @@ class UpAudit:
     def __init__(self, settings: AuditSettings | None) -> None:
         self._log: AuditLog | None = None
         if settings is not None:
-            self._log = AuditLog(settings, NAME, AuditMetrics(CollectorRegistry(), "prfaas_up"))
+            self._log = AuditLog(settings, NAME, AuditMetrics(CollectorRegistry(), "up"))
 
     @property
     def accepts(self) -> bool:

@@ -86,7 +86,7 @@ class AnnexMetrics:
     """Metrics of the annexes of a gateway, in its registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.audit = AuditMetrics(registry, "prfaas_gateway")
+        self.audit = AuditMetrics(registry, "gateway")
         self.verification = VerificationMetrics(registry)
         self.usage = UsageMetrics(registry)
         self.incidents = IncidentMetrics(registry)

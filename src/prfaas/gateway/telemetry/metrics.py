@@ -26,14 +26,13 @@ from prfaas.gateway.routing.transfer_tracker import TransferArrived, TransferVie
 from prfaas.gateway.telemetry.control_metrics import (
     ControlMetrics,
     EventMetrics,
-    Families,
     TenantMetrics,
     show_state,
 )
 from prfaas.gateway.telemetry.prices import MarketMetrics
 from prfaas.gateway.telemetry.request_records import RequestRecord, first_token_from
-from prfaas.membership.views import MemberMetrics
-from prfaas.series import at_zero
+from prfaas.membership.views import MemberMetrics, PartRegistry
+from prfaas.series import Families, at_zero
 from prfaas.units import NS_PER_S
 from prfaas.wire.renewal import identity_gauge
 
@@ -78,8 +77,8 @@ class GatewayMetrics:
     """All metrics of one gateway, in a registry of their own."""
 
     def __init__(self) -> None:
-        make = Families()
-        self.registry, self._totals = make.registry, Totals()
+        self.registry, self._totals = PartRegistry(), Totals()
+        make = Families(self.registry)
         self.members = MemberMetrics(self.registry)
         self.parts_changed = True
         """True if parts have come or gone since the metrics were last read."""
@@ -88,7 +87,7 @@ class GatewayMetrics:
         self.tenants = TenantMetrics(make)
         self.control = ControlMetrics(make)
         self.events = EventMetrics(make)
-        self.market = MarketMetrics(self.registry)
+        self.market = MarketMetrics(make)
         self.identity_ends = identity_gauge("gateway", self.registry)
         self._requests = make.counter("requests", "Requests by outcome", "path", "outcome")
         at_zero(self._requests, (*Path, "none"), Outcome)

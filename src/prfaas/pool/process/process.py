@@ -118,4 +118,4 @@ class PoolProcess:
 
 def annex_metrics(metrics: PoolMetrics) -> tuple[AuditMetrics, Counter]:
     """Add the metrics of the audit log and of stored bytes, which are 0 without a log."""
-    return AuditMetrics(metrics.registry, "prfaas_pool"), storage_counter(metrics.registry)
+    return AuditMetrics(metrics.registry, "pool"), storage_counter(metrics.registry)
