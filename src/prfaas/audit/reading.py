@@ -8,8 +8,7 @@ from pathlib import Path
 
 from prfaas.audit.chain_file import logs_in
 from prfaas.audit.keys import checker
-from prfaas.core.audit.chain import LINE_BYTES_MAX, Line, parse_line
-from prfaas.core.audit.heads import Head
+from prfaas.core.audit.chain import LINE_BYTES_MAX, Head, Line, parse_line
 from prfaas.core.audit.records import RecordKind
 from prfaas.core.audit.verification import LinePlace, LogVerifier, VerificationReport
 from prfaas.errors import ConfigError

@@ -20,8 +20,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from prfaas.core.audit.chain import GENESIS, Line, parse_line
-from prfaas.core.audit.heads import Head
+from prfaas.core.audit.chain import GENESIS, Head, Line, parse_line
 from prfaas.core.audit.records import TORN, CheckpointCause, RecordKind
 
 FINDINGS_MAX = 100

@@ -2,7 +2,7 @@
 
 The fields decide, not the name of the architecture: `hf_layers` gives the cache of each layer,
 `hf_groups` its size. A config is accepted only if every field that is set was read or is known not
-to matter (`hf_fields`), also for architectures that are well known.
+to matter (`hf_reader`), also for architectures that are well known.
 """
 
 from __future__ import annotations
