@@ -80,13 +80,10 @@ def _without_collections() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """The highest load that holds the targets.
-
-    Attributes:
-        scale: Factor on the scenario's arrival rate.
-    """
+    """The highest load that holds the targets."""
 
     scale: float
+    """Factor on the scenario's arrival rate."""
     results: Results
 
 
