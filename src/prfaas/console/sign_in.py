@@ -182,7 +182,7 @@ class SignIn:
 
 
 def _check_origin(request: web.Request) -> None:
-    """Refuse what a page of another origin sends; RequestError if 403.
+    """Refuse what a page of another origin sends; RequestError (403).
 
     `SameSite` alone does not: a page at another port of this host is of the same site.
     """

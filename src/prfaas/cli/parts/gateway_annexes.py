@@ -202,7 +202,7 @@ class PlannerPages:
 
 
 def _settings(data: bytes) -> JsonObject:
-    """The question in a body; RequestError if 400, it is invalid."""
+    """The question in a body; RequestError (400) if it is invalid."""
     try:
         settings = as_object(from_json(data)).get("settings")
     except ValueError as error:

@@ -43,7 +43,7 @@ def request_id(request: web.Request) -> str:
 
 
 def time_limit(headers: Mapping[str, str], most_ns: int) -> TimeLimit:
-    """The client's deadline, or the gateway's if that is earlier; RequestError if 400, the header
+    """The client's deadline, or the gateway's if that is earlier; RequestError (400) if the header
     is no positive number."""
     most = TimeLimit(most_ns / NS_PER_S, "gateway.request_timeout")
     text = headers.get(TIMEOUT_HEADER)

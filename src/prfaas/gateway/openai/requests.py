@@ -228,7 +228,7 @@ def parse_request(
 
 
 def parse_object(data: bytes) -> JsonObject:
-    """A body as a JSON object; RequestError if 400, it is invalid, nests too deeply or is too
+    """A body as a JSON object; RequestError (400) if it is invalid, nests too deeply or is too
     large."""
     # Each takes two bytes at least, and counting is worth it only beyond that.
     opened = len(data) // 2

@@ -116,7 +116,7 @@ class Tenant:
     def salt_for(
         self, user: object, quality: Quality = Quality.LOSSLESS, cache_salt: str = ""
     ) -> str:
-        """Return the salt of a request; RequestError if 400, it is no string, and the tenant's
+        """Return the salt of a request; RequestError (400) if it is no string, and the tenant's
         users are isolated.
 
         Args:

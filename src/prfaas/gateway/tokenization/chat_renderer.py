@@ -65,7 +65,7 @@ class ChatRenderer:
         self.takes_parts = False
 
     def render(self, client: ClientRequest) -> str:
-        """Render the messages of a request; RequestError if 400, the template refuses them."""
+        """Render the messages of a request; RequestError (400) if the template refuses them."""
         body, template = client.body, self._tokenizer.chat_template
         variables = template_variables(body)
         knows_developer = isinstance(template, str) and (

@@ -99,7 +99,7 @@ def end_with_the_gateway() -> None:
 
 
 def overrides_of(settings: Mapping[str, object]) -> list[str]:
-    """Settings as `prfaas plan --set` takes them; RequestError if 400, a setting is unknown or no
+    """Settings as `prfaas plan --set` takes them; RequestError (400) if a setting is unknown or no
     finite number."""
     if len(settings) > SETTINGS_MAX:
         raise RequestError(f"{len(settings)} settings; {SETTINGS_MAX} are the limit")
