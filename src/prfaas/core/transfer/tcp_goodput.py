@@ -189,11 +189,8 @@ class Measured:
     controls: frozenset[CongestionControl]
 
     def gaps(self, path: TcpPath, transport: TcpEnds, link_bits_per_s: float) -> list[str]:
-        """Return the requirements of a link beyond the measurements, as text.
-
-        Args:
-            link_bits_per_s: What the link has to carry.
-        """
+        """Return the requirements of a link beyond the measurements, as text. `link_bits_per_s`:
+        What the link has to carry."""
         each = link_bits_per_s / transport.num_nodes
         in_flight = each * path.rtt_s / BITS_PER_BYTE
         beyond = {
@@ -224,21 +221,18 @@ BBR = "bbr"
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Measurement of a number of connections together.
-
-    Attributes:
-        goodput_bits_per_s: Bytes that the other end acknowledged.
-        loaded_rtt_ns: Smoothed round trip under load, mean of all connections.
-        segments: Sent while it was measured.
-        retransmits: Of these, sent again.
-    """
+    """Measurement of a number of connections together."""
 
     num_connections: int
     goodput_bits_per_s: int
+    """Bytes that the other end acknowledged."""
     rtt_ns: int
     loaded_rtt_ns: int
+    """Smoothed round trip under load, mean of all connections."""
     segments: int
+    """Sent while it was measured."""
     retransmits: int
+    """Of these, sent again."""
 
     @property
     def retransmit_ratio(self) -> float:
@@ -248,15 +242,12 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class SendingHost:
-    """Limits of the sending host.
-
-    Attributes:
-        congestion_control: Live on the connections.
-        send_buffer_bytes_max: Limit of the kernel on the send buffer of a connection.
-    """
+    """Limits of the sending host."""
 
     congestion_control: str
+    """Live on the connections."""
     send_buffer_bytes_max: int
+    """Limit of the kernel on the send buffer of a connection."""
 
 
 def best_of(probes: Sequence[Probe]) -> Probe:
@@ -279,11 +270,8 @@ def budget_for(probes: Sequence[Probe]) -> int:
 
 
 def advise(probes: Sequence[Probe], host: SendingHost) -> list[str]:
-    """Advice for the operator, one or two sentences for each point.
-
-    Args:
-        host: Where they were sent from.
-    """
+    """Advice for the operator, one or two sentences for each point. `host`: Where they were sent
+    from."""
     best = best_of(probes)
     advice = [
         f"connections = {best.num_connections} is enough for what this path has to give",
