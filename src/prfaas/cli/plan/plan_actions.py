@@ -41,24 +41,21 @@ _COLUMNS = 100  # of output that goes to a file or a pipe
 
 @dataclass(frozen=True, slots=True)
 class MapView:
-    """A request for maps: the questions, the axes, the form of the answer.
-
-    Args:
-        settings: Changes to each of them.
-        axes: The points of the map.
-        control: Congestion control; None is the plan's, of its first PrfaaS cluster.
-        num_nodes: Pool nodes of each PrfaaS cluster; 0 is what the plan has.
-        as_json: JSON instead of tables.
-        report: File of the tables, .html, or None.
-    """
+    """A request for maps: the questions, the axes, the form of the answer."""
 
     files: Sequence[Path]
     settings: Sequence[str]
+    """Changes to each of them."""
     axes: Axes
+    """The points of the map."""
     control: CongestionControl | None
+    """Congestion control; None is the plan's, of its first PrfaaS cluster."""
     num_nodes: int
+    """Pool nodes of each PrfaaS cluster; 0 is what the plan has."""
     as_json: bool
+    """JSON instead of tables."""
     report: Path | None
+    """File of the tables, .html, or None."""
 
 
 def show_maps(view: MapView) -> None:
@@ -118,24 +115,21 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """The form of an answer.
-
-    Args:
-        as_json: JSON instead of tables.
-        report: Path of an HTML report, or None.
-        emit: Only the settings for a deployment file.
-        num_seeds: Simulations of each fleet that confirm the answer; 0 simulates nothing.
-        with_classes: Every class of the links, too.
-        with_details: All tables and the plot, not the verdict and its numbers alone.
-    """
+    """The form of an answer."""
 
     as_json: bool
+    """JSON instead of tables."""
     report: Path | None
+    """Path of an HTML report, or None."""
     emit: bool
+    """Only the settings for a deployment file."""
     num_seeds: int
+    """Simulations of each fleet that confirm the answer; 0 simulates nothing."""
     place: SweepPlace = field(default_factory=SweepPlace)
     with_classes: bool = False
+    """Every class of the links, too."""
     with_details: bool = False
+    """All tables and the plot, not the verdict and its numbers alone."""
 
 
 def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:

@@ -63,33 +63,27 @@ class CongestionControl(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TcpPath:
-    """A path between two clusters.
-
-    Args:
-        bits_per_s: What transfers can use of it without loss, above 0.
-        rtt_s: Round trip, s, 0 or more.
-        loss: Share of segments that the path loses at random, in [0, 1).
-    """
+    """A path between two clusters."""
 
     bits_per_s: float
+    """What transfers can use of it without loss, above 0."""
     rtt_s: float = 0.0
+    """Round trip, s, 0 or more."""
     loss: float = 0.0
+    """Share of segments that the path loses at random, in [0, 1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TcpEnds:
-    """Both ends of a link.
-
-    Args:
-        num_nodes: Pool nodes that send side by side, at least 1; each has connections of its own.
-        connections: Data connections of a node; 0 is as many as a node opens by itself.
-        window_bytes: What a connection may have under way.
-    """
+    """Both ends of a link."""
 
     num_nodes: int = 1
+    """Pool nodes that send side by side, at least 1; each has connections of its own."""
     connections: int = 0
+    """Data connections of a node; 0 is as many as a node opens by itself."""
     control: CongestionControl = CongestionControl.BBR
     window_bytes: float = WINDOW_BYTES
+    """What a connection may have under way."""
 
     @property
     def alone(self) -> TcpEnds:
@@ -175,17 +169,14 @@ def _at_rtt(rtt_s: float, shares: tuple[float, ...]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Conditions under which transfers of this project were measured.
-
-    Args:
-        node_bits_per_s: Highest goodput of one pool node over a path with a round trip.
-        in_flight_bytes: Most that one pool node had under way: its goodput times the round trip.
-    """
+    """Conditions under which transfers of this project were measured."""
 
     rtt_s: float
     loss: float
     node_bits_per_s: float
+    """Highest goodput of one pool node over a path with a round trip."""
     in_flight_bytes: float
+    """Most that one pool node had under way: its goodput times the round trip."""
     controls: frozenset[CongestionControl]
 
     def gaps(self, path: TcpPath, transport: TcpEnds, link_bits_per_s: float) -> list[str]:

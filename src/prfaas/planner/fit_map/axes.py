@@ -24,18 +24,15 @@ _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Values of each axis, rising.
-
-    Args:
-        bits_per_s: Bandwidth of all links together, what transfers can use of it without loss.
-        loss: Share of segments lost at random, in [0, 1).
-        length_factors: Factor of the plan's prompt lengths.
-    """
+    """Values of each axis, rising."""
 
     bits_per_s: tuple[float, ...]
+    """Bandwidth of all links together, what transfers can use of it without loss."""
     rtt_s: tuple[float, ...]
     loss: tuple[float, ...]
+    """Share of segments lost at random, in [0, 1)."""
     length_factors: tuple[float, ...]
+    """Factor of the plan's prompt lengths."""
 
     @property
     def num_points(self) -> int:

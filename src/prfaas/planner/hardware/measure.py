@@ -31,17 +31,14 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer of an engine.
-
-    Args:
-        prompt_tokens: Prompt tokens as the engine counted them.
-        cached_tokens: Prompt tokens served by its prefix cache; None if not reported.
-        token_times_s: When each output token arrived, counted from sending the request, s.
-    """
+    """One answer of an engine."""
 
     prompt_tokens: int
+    """Prompt tokens as the engine counted them."""
     cached_tokens: int | None
+    """Prompt tokens served by its prefix cache; None if not reported."""
     token_times_s: tuple[float, ...]
+    """When each output token arrived, counted from sending the request, s."""
 
 
 class NoPrefixCacheError(EngineError):
@@ -66,15 +63,12 @@ class MeasuredEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPoint:
-    """Repeated measurements of one point.
-
-    Args:
-        x: Length in tokens, or batch.
-        seconds: One time for each repeat, s.
-    """
+    """Repeated measurements of one point."""
 
     x: float
+    """Length in tokens, or batch."""
     seconds: tuple[float, ...]
+    """One time for each repeat, s."""
 
     @property
     def median(self) -> float:

@@ -55,18 +55,15 @@ class TransferOverlap(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Time to first token, s.
-
-    Args:
-        mean: Mean; inf when a stage is saturated.
-        p90: 90th percentile.
-        p99: 99th percentile.
-    """
+    """Time to first token, s."""
 
     mean: float
+    """Mean; inf when a stage is saturated."""
     p50: float
     p90: float
+    """90th percentile."""
     p99: float
+    """99th percentile."""
 
     @property
     def p99_range(self) -> tuple[float, float]:
@@ -77,19 +74,16 @@ class Latency:
 
 @dataclass(frozen=True)
 class _Class:
-    """Requests that go the same way.
-
-    Args:
-        service_s: TTFT without waiting, s.
-        prefill_s: Time that the prefill instance is busy, s.
-        weight: Share of all requests.
-        num_servers: Instances that serve the class.
-    """
+    """Requests that go the same way."""
 
     service_s: FloatArray
+    """TTFT without waiting, s."""
     prefill_s: FloatArray
+    """Time that the prefill instance is busy, s."""
     weight: FloatArray
+    """Share of all requests."""
     num_servers: int
+    """Instances that serve the class."""
 
 
 def service_ttft(

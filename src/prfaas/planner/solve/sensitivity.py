@@ -32,17 +32,14 @@ class ShadowValue:
 
 @dataclass(frozen=True, slots=True)
 class GainSwing:
-    """Gain at equal cost when one input is lower and higher.
-
-    Args:
-        what: The input, for people.
-        low: Gain with the input lower.
-        high: Gain with the input higher.
-    """
+    """Gain at equal cost when one input is lower and higher."""
 
     what: str
+    """The input, for people."""
     low: float
+    """Gain with the input lower."""
     high: float
+    """Gain with the input higher."""
 
     @property
     def width(self) -> float:
@@ -52,15 +49,12 @@ class GainSwing:
 
 @dataclass(frozen=True, slots=True)
 class BreakEvenPrice:
-    """Price of traffic at which PrfaaS-PD stops paying.
-
-    Args:
-        per_tb: Price of 10**12 bytes, 0 or more; None when there is none.
-        reason: Why there is none, or "".
-    """
+    """Price of traffic at which PrfaaS-PD stops paying."""
 
     per_tb: float | None
+    """Price of 10**12 bytes, 0 or more; None when there is none."""
     reason: str
+    """Why there is none, or ""."""
 
 
 def shadow_values(problem: Problem, mode: StageMode, base_rate_per_s: float) -> list[ShadowValue]:

@@ -40,25 +40,22 @@ class StageMode(StrEnum):
 
 @dataclass(frozen=True)
 class StageTerms:
-    """Mean load of a request on each stage, at every threshold.
-
-    Args:
-        threshold: Offload thresholds, tokens, shape (T,).
-        mean_long: l_long, tokens, shape (T,); 0 where nothing is offloaded.
-        mean_short: l_short, tokens, shape (T,); 0 where everything is.
-        prefill_long_s: Prefill time of offloaded requests, s, shape (clusters, T).
-        wire_long_bytes: Bytes of an offloaded request on each link: its KV bytes, less where the
-            link codes, shape (clusters, T).
-        prefill_short_s: Prefill time of local requests on PD-P, s, shape (T,).
-    """
+    """Mean load of a request on each stage, at every threshold."""
 
     threshold: FloatArray
+    """Offload thresholds, tokens, shape (T,)."""
     offload_fraction: FloatArray
     mean_long: FloatArray
+    """l_long, tokens, shape (T,); 0 where nothing is offloaded."""
     mean_short: FloatArray
+    """l_short, tokens, shape (T,); 0 where everything is."""
     prefill_long_s: FloatArray
+    """Prefill time of offloaded requests, s, shape (clusters, T)."""
     wire_long_bytes: FloatArray
+    """Bytes of an offloaded request on each link: its KV bytes, less where the link codes, shape
+    (clusters, T)."""
     prefill_short_s: FloatArray
+    """Prefill time of local requests on PD-P, s, shape (T,)."""
 
 
 def kv_throughput(kv_size_bytes: float, prefill_s: float) -> float:
