@@ -125,17 +125,14 @@ class RouteOption(Record, frozen=True):
 
 
 class Considered(Record, frozen=True):
-    """All routes that were considered for a request.
-
-    Attributes:
-        at_home: Candidates in the PD cluster, the first ones that were scored.
-    """
+    """All routes that were considered for a request."""
 
     num_tokens: int
     """Length of the prompt for the scorers, tokens."""
     options: Sequence[RouteOption]
     """Through each PrfaaS cluster; at least one."""
     at_local: Sequence[Candidate]
+    """Candidates in the PD cluster, the first ones that were scored."""
     local_weights: Weights
 
     def missed(self, routed: Routed) -> Iterator[RouteOption]:

@@ -134,11 +134,7 @@ class Exclusion(StrEnum):
 
 
 class ClusterOffer(NamedTuple):
-    """A cluster that could prefill a request.
-
-    Attributes:
-        away_ns: Time until nothing of the request is in the cluster any more; 0 for the PD cluster.
-    """
+    """A cluster that could prefill a request."""
 
     cluster: str
     work_ns: int
@@ -147,6 +143,7 @@ class ClusterOffer(NamedTuple):
     ttft_ns: int | None
     """Predicted time to first token; None is unknown."""
     remote_ns: int = 0
+    """Time until nothing of the request is in the cluster any more; 0 for the PD cluster."""
     excluded: str = ""
     """Reason against it that is known already; "" is none."""
 

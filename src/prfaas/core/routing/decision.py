@@ -115,11 +115,7 @@ _WORDS = {
 
 
 class RoutingFacts(Record, frozen=True):
-    """Inputs of a decision at the arrival of a request. Lengths in tokens.
-
-    Attributes:
-        away_device_only_tokens: The same of `prfaas_hit_tokens`.
-    """
+    """Inputs of a decision at the arrival of a request. Lengths in tokens."""
 
     num_prompt_tokens: int
     pd_hit_tokens: int = 0
@@ -131,6 +127,7 @@ class RoutingFacts(Record, frozen=True):
     """End of `pd_hit_tokens` that is not in the pool of the instance that decodes: it lies in the
     memory of the one that prefills, or on its host. Negative if that pool has more."""
     remote_device_only_tokens: int = 0
+    """The same of `prfaas_hit_tokens`."""
 
     @property
     def num_new_tokens(self) -> int:
