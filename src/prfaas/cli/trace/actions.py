@@ -50,7 +50,7 @@ class Imported:
     """Unit of lengths of chats; empty for others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=False)
+@dataclass(frozen=True, slots=True)
 class Import:
     """An import, as its options describe it."""
 
