@@ -123,8 +123,11 @@ MOVED_MIN = 4096
 
 
 class _Slots:
-    """One open-addressing array pair; keys are never 0. `value_max`: Largest value that is to be
-    kept."""
+    """One open-addressing array pair; keys are never 0.
+
+    Args:
+        value_max: Largest value that is to be kept.
+    """
 
     def __init__(self, num_slots: int, value_max: int) -> None:
         self.keys: Keys = np.zeros(num_slots, np.uint64)
@@ -201,8 +204,11 @@ def _stride(keys: Keys) -> Keys:
 
 
 class BlockTable:
-    """Values by key. `canonical`: Gives the value to keep for values that are moved; 0 drops
-    them."""
+    """Values by key.
+
+    Args:
+        canonical: Gives the value to keep for values that are moved; 0 drops them.
+    """
 
     def __init__(self, canonical: Callable[[Values], Values]) -> None:
         self._canonical = canonical
