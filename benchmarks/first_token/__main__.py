@@ -22,6 +22,7 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 
+from benchmarks.case_study.live import BUDGET_SHARE
 from benchmarks.case_study.load import TOKENS, ready
 from benchmarks.two_sites import AWAY, GATEWAY, HOME, PLAN, TwoSites, prepare
 from prfaas.engines.timing.api.vocabulary import Vocabulary
@@ -31,7 +32,7 @@ from prfaas.planner.hardware.profiles import step_time
 from prfaas.units import NS_PER_S
 from tests.lab.wan import Wan, why_not
 
-MODEL, OUTPUT_TOKENS, BYTES_SCALE = "timing-1t", 320, 0.01
+MODEL, OUTPUT_TOKENS, BYTES_SCALE = "timing-1t", 320, 0.05
 ENGINE = (
     "--bytes-scale",
     str(BYTES_SCALE),
@@ -53,13 +54,15 @@ KINDS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """Times of one request since it was sent, seconds; the longest time between two tokens, in
-    steps of decode; and the tokens of its relay."""
+    """Times of one request since it was sent, seconds; the longest time between two tokens, and
+    that from the last token of its relay to the next, in steps of decode; and the relay's tokens.
+    """
 
     first: float
     second: float
     end: float
     gap: float
+    handover: float
     relayed: float
 
 
@@ -84,8 +87,9 @@ async def ask(
     async with http.get(f"http://{GATEWAY}/control/requests") as reply:
         [record, *_] = (await reply.json())["requests"]
     step_ns = step_time(load_question(PLAN).problem.pd.decode)(1, len(prompt))
-    steps = float(np.diff(times).max() * NS_PER_S / step_ns)
-    return Asked(times[0], times[1], times[-1], steps, record["relayed_tokens"])
+    steps = np.diff(times) * NS_PER_S / step_ns
+    relayed = record["relayed_tokens"]
+    return Asked(times[0], times[1], times[-1], steps.max(), steps[relayed], relayed)
 
 
 async def client(tokenizer: str, num_tokens: int, count: int) -> None:
@@ -112,7 +116,9 @@ async def measure(options: argparse.Namespace, lengths: list[int]) -> list[list[
             sites = TwoSites(wan, Path(place), MODEL)
             await sites.start_pool(HOME, "1GiB", "127.0.0.1:0")
             await sites.start_engines(HOME, ["pd-0"], *ENGINE)
-            await sites.start_pool(AWAY, "1GiB", "127.0.0.1:0")
+            budget = f"pd-pool={round(rate * BUDGET_SHARE)}bps" if options.budget else ""
+            limit = ["--link-budget", budget] if budget else []
+            await sites.start_pool(AWAY, "1GiB", "127.0.0.1:0", *limit)
             await sites.start_engines(AWAY, ["prfaas-0"], *ENGINE)
             routing = ["offload_threshold = 1000", 'policy = "remote"', 'transfer_timeout = "60s"']
             await sites.start_gateway(routing, {AWAY: {"prfaas-0": ""}, HOME: {"pd-0": ""}})
@@ -136,6 +142,7 @@ def table(lengths: list[int], found: list[list[list[Asked]]]) -> str:
         "second": ("second token, s", ".2f"),
         "end": ("end, s", ".2f"),
         "gap": ("longest gap, decode steps", ".1f"),
+        "handover": ("gap at the hand-over, decode steps", ".1f"),
         "relayed": ("relayed tokens", ".0f"),
     }
     for length, kinds in zip(lengths, found, strict=True):
@@ -155,6 +162,10 @@ def main() -> None:
     parser.add_argument("--rtt-ms", type=float, default=40.0)
     parser.add_argument("--tokens", default="8192,32768")
     parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument(
+        "--no-budget", dest="budget", action="store_false",
+        help="of the link: have its pool node find out what it carries",
+    )  # fmt: skip
     parser.add_argument("--client", help=argparse.SUPPRESS)
     options = parser.parse_args()
     lengths = [int(length) for length in options.tokens.split(",")]

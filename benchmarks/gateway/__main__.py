@@ -2,8 +2,9 @@
 
     python -m benchmarks.gateway --routers VENV --dynamo VENV [--quick] [--runs 1K]
 
-Timing engines with near-zero times answer everybody. The router that is measured runs on one core,
-engines and load generator on the other. Prints a table in Markdown.
+Timing engines with near-zero times answer everybody; sessions of other HTTP routers are answered by
+engines that do not tokenise (`held.py`), as their tokenising would take an hour. The router that is
+measured runs on one core, engines and load generator on the other. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -18,16 +19,21 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
+from tests.ports import free_port
+
 from .peers import Peer, peers
 from .prompts import ROOT, Prompts, body, make_checkpoint
-from .systems import MODEL, OTHER_CORE, System, deployment, held_engine
+from .systems import MODEL, OTHER_CORE, System, bare_engine, deployment
 
 HELP_ROUTERS = """environment with the other routers: `python -m venv VENV`, then
 `VENV/bin/pip install sglang-router==0.3.2 vllm-router==0.1.17`"""
 HELP_DYNAMO = """environment with NVIDIA Dynamo: `python -m venv VENV`, then
-`VENV/bin/pip install ai-dynamo==1.4.2`"""
+`VENV/bin/pip install --no-deps ai-dynamo==1.6.1`, `VENV/bin/pip install ai-dynamo-runtime==1.6.1
+aiohttp msgspec numpy prometheus-client pyyaml pyzmq tqdm transformers zstandard`"""
 SHORT, OUTPUT = 100, 16
-NUM_HELD = 2000
+NUM_HELD, NUM_HELD_BY_DYNAMO = 9500, 2000
+"""Open streams, two descriptors each; Dynamo's engines hold fewer."""
+NUM_SESSIONS, NUM_SESSIONS_OF_OTHERS, SESSIONS_AT_ONCE = 5000, 500, 100
 
 
 @dataclass
@@ -76,6 +82,7 @@ class Measured:
     per_s: dict[str, float] = field(default_factory=dict)
     num_errors: int = 0
     held_mib: float | None = None
+    sessions_mib: float | None = None
 
 
 class Bench:
@@ -85,6 +92,7 @@ class Bench:
         self._local, self._scale = local, scale
         self._runs = {name: RUNS[name] for name in runs}
         self._prompts = Prompts(local / "model")
+        self.found: dict[str, Measured] = {}
 
     def _bodies(self, run: Run, count: int) -> tuple[bytes, list[bytes]]:
         if run.turns:
@@ -109,18 +117,22 @@ class Bench:
                 talk += [{"role": "assistant", "content": "Yes."}]
         return made[::-1]
 
-    async def measure(self, system: System) -> Measured:
-        """All runs on one system."""
-        measured = Measured(system.name, system.own_engines)
+    async def measure(self, system: System, *, sessions: bool | None = None) -> None:
+        """All runs on one system, or those of sessions alone, or all others."""
+        measured = self.found.setdefault(system.name, Measured(system.name, system.own_engines))
         warm = Run(SHORT, 100, 8)
         await self._send(system, self._bodies(warm, warm.count)[1], warm.concurrency)
         for name, run in self._runs.items():
-            count = max(run.concurrency, round(run.count * self._scale))
+            if sessions not in (None, bool(run.turns)):
+                continue
+            count = max(run.turns or run.concurrency, round(run.count * self._scale))
             first, bodies = self._bodies(run, count)
             if run.shared:
                 await self._send(system, [first], 1)
             count = len(bodies)
-            result = await self._send(system, bodies, min(run.concurrency, count))
+            result = await self._send(
+                system, bodies, min(run.concurrency, count // (run.turns or 1))
+            )
             measured.num_errors += result["num_errors"]
             measured.ttft_ms[name] = sorted(1e3 * seconds for seconds in result["ttft_s"])
             measured.cpu_ms[name] = 1e3 * result["cpu_s"] / count
@@ -133,7 +145,6 @@ class Bench:
                 file=sys.stderr,
                 flush=True,
             )
-        return measured
 
     async def _send(self, system: System, bodies: list[bytes], concurrency: int) -> dict[str, Any]:
         async with asyncio.timeout(300):
@@ -141,9 +152,10 @@ class Bench:
             out, _ = await process.communicate()
         return dict(json.loads(out))
 
-    async def held_mib(self, system: System) -> float:
+    async def held_mib(self, system: System) -> None:
         """Memory of 10,000 open streams, from fewer."""
-        count = round(NUM_HELD * min(1.0, 2 * self._scale))
+        count = NUM_HELD_BY_DYNAMO if system.own_engines else NUM_HELD
+        count = round(count * self._scale)
         bodies = self._bodies(Run(SHORT, count), count)[1]
         before = system.memory_bytes
         process = await self._start(system, bodies, count, hold=True)
@@ -152,12 +164,28 @@ class Bench:
             result = json.loads(await process.stdout.readline())
         if result["num_errors"]:
             raise RuntimeError(f"{system.name}: {result['num_errors']} of {count} were not held")
-        grown = system.memory_bytes - before
-        print(
-            f"{system.name}: {grown / count / 2**10:.1f} KiB a stream", file=sys.stderr, flush=True
-        )
+        each = (system.memory_bytes - before) / count
+        print(f"{system.name}: {each / 2**10:.1f} KiB a stream", file=sys.stderr, flush=True)
         await process.communicate(b"\n")
-        return grown / count * 10_000 / 2**20
+        self.found[system.name].held_mib = each * 10_000 / 2**20
+
+    async def sessions_mib(self, system: System) -> None:
+        """Memory of 5,000 sessions, each of which has had one turn; of others from fewer."""
+        count = NUM_SESSIONS if system.name == "prfaas" else NUM_SESSIONS_OF_OTHERS
+        count = max(SESSIONS_AT_ONCE, round(count * self._scale))
+        run = RUNS["agent turn"]
+        talk = body(MODEL, self._prompts.conversation(run.num_tokens), OUTPUT)
+        start, said, rest = talk.partition(b'"content": "')
+        before = system.memory_bytes
+        for first in range(0, count, SESSIONS_AT_ONCE):
+            numbers = range(first, first + SESSIONS_AT_ONCE)
+            talks = [b"%b%bSession %d. %b" % (start, said, number, rest) for number in numbers]
+            result = await self._send(system, talks, run.concurrency)
+            self.found[system.name].num_errors += result["num_errors"]
+        each = (system.memory_bytes - before) / count
+        print(f"{system.name}: {each / 2**10:.1f} KiB a session", file=sys.stderr, flush=True)
+        # What is bounded does not grow with the number.
+        self.found[system.name].sessions_mib = each * NUM_SESSIONS / 2**20
 
     async def _start(
         self, system: System, bodies: list[bytes], concurrency: int, *, hold: bool
@@ -202,13 +230,16 @@ def table(all_measured: list[Measured]) -> str:
         per_s = ("" if m.own_engines else f"{m.per_s['short']:.0f}" for m in all_measured)
         row("short streams/s, 32 at a time", *per_s)
         row("short streams per CPU-second", "", *(per_cpu(m) for m in all_measured[1:]))
-    for kind in straight.cpu_ms:
+    for kind in all_measured[1].cpu_ms:
         row(
             f"CPU per request, {kind}, ms", "", *(f"{m.cpu_ms[kind]:.2f}" for m in all_measured[1:])
         )
     if any(m.held_mib is not None for m in all_measured):
         held = ("" if m.held_mib is None else f"{m.held_mib:.0f}" for m in all_measured)
         row("memory of 10,000 open streams, MiB", *held)
+    if any(m.sessions_mib is not None for m in all_measured):
+        kept = ("" if m.sessions_mib is None else f"{m.sessions_mib:.0f}" for m in all_measured)
+        row("memory of 5,000 sessions of 142K tokens, MiB", *kept)
     row("errors", *(str(m.num_errors) for m in all_measured))
     return "\n".join(lines)
 
@@ -228,23 +259,37 @@ async def bench(local: Path, others: list[Peer], scale: float, runs: list[str]) 
     asyncio.get_running_loop().add_signal_handler(SIGTERM, stopped.cancel)
     make_checkpoint(local / "model")
     runner = Bench(local, scale, runs)
-    found: list[Measured] = []
     async with deployment(local) as ours:
         port = int(next(iter(ours.engines)).rpartition(":")[2])
-        found.append(await runner.measure(System("straight", port)))
-        found.append(await runner.measure(ours.system))
+        await runner.measure(System("straight", port), sessions=False)
+        await runner.measure(ours.system)
         for other in others:
             async with other.serving(local, ours.engines) as system:
-                found.append(await runner.measure(system))
-    if len(runs) < len(RUNS):
-        return found
-    async with held_engine() as url:
-        async with deployment(local, url) as ours:
-            found[1].held_mib = await runner.held_mib(ours.system)
-        for number, other in enumerate(others, 2):
-            async with other.holding(local, url) as system:
-                found[number].held_mib = await runner.held_mib(system)
-    return found
+                await runner.measure(system, sessions=False)
+    if "agent turn" in runs:
+        await _sessions(runner, local, others, with_memory=len(runs) == len(RUNS))
+    if len(runs) == len(RUNS):
+        async with bare_engine("hold") as url:
+            async with deployment(local, url) as ours:
+                await runner.held_mib(ours.system)
+            for other in others:
+                async with other.holding(local, url) as system:
+                    await runner.held_mib(system)
+    return list(runner.found.values())
+
+
+async def _sessions(runner: Bench, local: Path, others: list[Peer], *, with_memory: bool) -> None:
+    """Sessions of other routers, and memory of the sessions of all."""
+    async with bare_engine("answer") as one, bare_engine("answer") as two:
+        engines = {url: f"tcp://127.0.0.1:{free_port()}" for url in (one, two)}
+        if with_memory:
+            async with deployment(local, one) as ours:
+                await runner.sessions_mib(ours.system)
+        for other in others:
+            async with other.serving(local, engines) as system:
+                await runner.measure(system, sessions=True)
+                if with_memory:
+                    await runner.sessions_mib(system)
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import sys
 import time
@@ -21,11 +20,8 @@ _END = b"0\r\n\r\n"
 
 def cpu_s(pids: list[int]) -> float:
     """CPU time of processes, all their threads."""
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    # Linux's clock of a process; /proc counts in steps of 10 ms.
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
 
 
 class Load:
@@ -74,6 +70,7 @@ class Client(asyncio.Protocol):
         if self._head is not None:
             self._head += data
             if self._head[9:12] != b"200":
+                print(self._head[:600], file=sys.stderr)
                 self._fail()
                 return
             if _WORDS.search(self._head):

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import DEVNULL
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from signal import SIGKILL
 
 import aiohttp
 
-from prfaas.cli.deploy.topology import parts
+from prfaas.cli.deploy.topology import Topology, parts
 from tests.deployments import laid_out, started
 from tests.ports import free_port
 
@@ -24,6 +24,8 @@ MODEL = "timing-bench"
 ROUTER_CORE, OTHER_CORE = 0, 1
 READY_S = 60
 BLOCK_TOKENS = 2048
+HERE = 1_000_000
+"""Threshold with which every prompt is prefilled where it is decoded."""
 FILE = """
 state = "{local}/state"
 
@@ -36,7 +38,7 @@ listen = "127.0.0.1:0"
 workers = {workers}
 
 [routing]
-offload_threshold = 1000000
+offload_threshold = {threshold}
 
 [security]
 identities = "{local}/identities"
@@ -73,6 +75,7 @@ time_scale = 1e-6
 bytes_scale = 1e-6
 block_tokens = {block_tokens}
 cache_tokens = 100000
+max_model_len = 262144
 one_process = true
 """
 
@@ -117,27 +120,45 @@ class Ours:
     engines: dict[str, str]
 
 
-@asynccontextmanager
-async def deployment(
-    local: Path, engine_url: str = "", workers: int = 1, *, is_pinned: bool = True
-) -> AsyncIterator[Ours]:
-    """Our gateway, its pool nodes and timing engines, or engines that run elsewhere."""
+async def laid(
+    local: Path,
+    events: Mapping[str, str],
+    engine_url: str = "",
+    workers: int = 1,
+    threshold: int = HERE,
+) -> Topology:
+    """A deployment that can be started, with engines of its own unless there is a URL."""
     file = local / "bench.toml"
-    events = {name: f"tcp://127.0.0.1:{free_port()}" for name in ("pd-0", "pd-1")}
-    if engine_url:
-        tables = dict.fromkeys(("prfaas", "pd_0", "pd_1"), f'url = "{engine_url}"')
-        timing = ""
-    else:
-        tables = {"prfaas": ""}
+    url, timing = f'url = "{engine_url}"' if engine_url else "", ""
+    tables = dict.fromkeys(("prfaas", "pd_0", "pd_1"), url)
+    if not engine_url:
         for name, where in events.items():
             tables[name.replace("-", "_")] = f'args = ["--kv-events", "{name}={where}"]'
         names = ("prfaas", "pd")
         timing = "".join(
             TIMING.format(cluster=name, root=ROOT, block_tokens=BLOCK_TOKENS) for name in names
         )
-    tables["workers"] = str(workers)
+    tables |= {"workers": str(workers), "threshold": str(threshold)}
     file.write_text(FILE.format(local=local, model=MODEL, **tables) + timing)
-    topology = await laid_out(file)
+    return await laid_out(file)
+
+
+@asynccontextmanager
+async def deployment(
+    local: Path,
+    engine_url: str = "",
+    workers: int = 1,
+    threshold: int = HERE,
+    *,
+    is_pinned: bool = True,
+) -> AsyncIterator[Ours]:
+    """Our gateway, its pool nodes and timing engines, or engines that run elsewhere.
+
+    Args:
+        threshold: Prompts of more tokens are prefilled remotely.
+    """
+    events = {name: f"tcp://127.0.0.1:{free_port()}" for name in ("pd-0", "pd-1")}
+    topology = await laid(local, events, engine_url, workers, threshold)
     async with started(parts(topology)) as supervisor:
         pids = {part.name: part.process.pid for part in supervisor.parts if part.process}
         for name, pid in pids.items():
@@ -174,19 +195,18 @@ async def process(
 
 
 @asynccontextmanager
-async def held_engine() -> AsyncIterator[str]:
-    """An engine whose streams do not end."""
+async def bare_engine(what: str) -> AsyncIterator[str]:
+    """An engine without a model (`held.py`)."""
     port = free_port()
-    command = (sys.executable, "-m", "benchmarks.gateway.held", str(port), MODEL)
+    command = (sys.executable, "-m", "benchmarks.gateway.held", str(port), MODEL, what)
     async with process(OTHER_CORE, *command):
         await answers(port)
         yield f"http://127.0.0.1:{port}"
 
 
 def children(pid: int) -> list[int]:
-    """Processes that a process has started."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    """Processes that a process's first thread has started."""
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def pin(pid: int, core: int) -> None:

@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     tokenizer = tekken()
-    encoder = Encoder(tokenizer, 3 * MARKERS[0])
+    encoder = Encoder(tokenizer, 3 * MARKERS[0]).settled()
     groups = (CacheGroup(0, GroupKind.FULL_ATTENTION, options.block, 1),)
     naming = Naming("salt", Layout(bytes(32), options.block, "0", groups))
     spent: dict[str, list[float]] = defaultdict(list)
@@ -112,7 +112,7 @@ def main() -> None:
             warm.submit(encode, "all known", longer).result()
             core = tokenizer.backend_tokenizer
             timed("tokens, `tokenizers`", lambda: core.encode_batch_fast([text]))  # noqa: B023
-            fast = FastTokenizer(core) if fast is None else fast
+            fast = FastTokenizer(core).settled() if fast is None else fast
             timed("tokens, `fastokens`", partial(fast, text))
             timed("hashes", lambda: naming.hashes(ids))  # noqa: B023
             sizes.append(len(ids))

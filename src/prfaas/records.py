@@ -2,12 +2,16 @@
 
 A record is a `msgspec.Struct`. Compared with a `NamedTuple`, it is made in a third of the time, and
 its fields are read in a third of the time.
+
+Where millions of them are made that stay, no time is spent on searches for those that do not.
 """
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 from msgspec import Struct
@@ -39,3 +43,20 @@ def methods_of(cls: type, kinds: Iterable[type]) -> dict[type, Callable[..., Non
     That for `BlockCame` is `_block_came`. `AttributeError`: A kind has none."""
     names = {kind: _WORD_START.sub("_", "_" + kind.__name__).lower() for kind in kinds}
     return {kind: getattr(cls, name) for kind, name in names.items()}
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Search for no cycles of objects meanwhile: none is made that ends before the block does.
+
+    What is made counts as old afterwards: the next full collection covers it.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.unfreeze()
+        if collects:
+            gc.enable()

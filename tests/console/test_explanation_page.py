@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -113,7 +114,7 @@ async def test_the_keyboard_alone_answers_the_four_questions(browser: Browser) -
     handle = many.locator("input[type=range]")
     await tab_to(page, handle)
     await press("Home")
-    await expect(many.locator(".score b").first).to_contain_text("1 of 100")
+    await expect(many.locator(".score b").first).to_contain_text(re.compile(r"^\d of 100"))
     await expect(many.locator(".reading")).to_contain_text("The remote site gets more")
     await expect(many.locator("circle")).to_have_count(2)
     for number in range(7):

@@ -24,6 +24,7 @@ from prfaas.wire.messages.codec import decode, encode
 from prfaas.wire.messages.gateway import Subscribe
 from prfaas.wire.messages.link import Abort, Commit, Join, Offer, PoolHello
 from tests.orders import purge, purge_end
+from tests.wire.feeding import write_to
 
 STEP_BYTES = 1 << 12
 
@@ -129,7 +130,7 @@ def feed(stream: bytes, chance: random.Random) -> bool:
     fragments = FragmentStream(lambda prefix: nowhere[: prefix.payload_bytes])
     with contextlib.suppress(PeerError):
         for piece in pieces(stream, chance):
-            for prefix in fragments.feed(piece):
+            for prefix in write_to(fragments, piece):
                 if prefix.codec:
                     into = memoryview(bytearray(prefix.num_bytes))
                     decode_window(nowhere[: prefix.payload_bytes], into)

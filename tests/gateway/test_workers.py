@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from prfaas.gateway.http.errors import REASON_HEADER
 from prfaas.logs import LogFormat
 from prfaas.workers import messages
 from prfaas.workers.worker import Start, Worker
@@ -30,9 +31,9 @@ _OF_LEG = ("transfer", "ticket", "source", "push_to")
 
 
 def children() -> set[int]:
-    """Processes that this one has started."""
-    tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
-    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+    """Processes that this one's first thread has started."""
+    pid = os.getpid()
+    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def worked(checkpoint: Path, identities: Path, state: Path, workers: int) -> Any:
@@ -227,6 +228,9 @@ class Decider:
         self.channel = messages.WorkerChannel(messages.OfWorker, self)
         self.ready = asyncio.Event()
         self.is_well = True
+        self.refused: dict[str, str] = {}
+        """Headers of the refusal of all requests."""
+        self.num_asked = 0
         self._engine = engine
 
     def take(self, message: Any) -> None:
@@ -235,6 +239,9 @@ class Decider:
                 self.ready.set()
             case messages.Beat() if self.is_well:
                 self.channel.send(messages.Answered())
+            case messages.Ask() if self.refused:
+                self.num_asked += 1
+                self.channel.send(messages.Reply(message.number, 429, self.refused, b"{}"))
             case messages.Ask() if self.is_well:
                 url = self._engine.url
                 self.channel.send(
@@ -288,3 +295,19 @@ async def test_a_decider_that_hangs_or_dies(
         with pytest.raises(aiohttp.ClientConnectionError):
             await http.get(f"{url}/health")
     await engine.stop()
+
+
+async def test_a_tenant_that_has_used_up_its_limit_is_not_tokenised_for(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    """The decider refuses it; here nobody takes what is handed on."""
+    engine, body, asked = ScriptedEngine("decode"), {"prompt": "hi"}, []
+    async with (
+        aiohttp.ClientSession() as http,
+        lonely(checkpoint, identities, tmp_path / "state", engine) as (url, decider),
+    ):
+        for reason in ("requests_in_flight", "gateway_full", "tokens_per_minute", "unasked"):
+            decider.refused = {REASON_HEADER: reason, "Retry-After": "3600"}
+            async with http.post(f"{url}/v1/completions", json=body) as response:
+                asked.append((response.status, decider.num_asked))
+    assert asked == [(429, 1), (429, 2), (429, 3), (503, 3)]

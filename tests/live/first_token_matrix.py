@@ -105,6 +105,8 @@ class Matrix:
 
     def __init__(self, live: Live) -> None:
         self._live = live
+        self._dead = ""
+        """Engine that was killed."""
         self.is_good = True
 
     async def clients(self, **more: Any) -> dict[str, Client]:
@@ -200,6 +202,9 @@ class Matrix:
         live.relay.release()
         for name in live.topology.engines:
             live.supervisor.part(name).signal(signal.SIGCONT)
+        if self._dead:
+            await live.supervisor.restart(self._dead)
+            self._dead = ""
         await self._drain("pd-spare", drained=True)
 
         async def is_whole() -> bool:
@@ -259,6 +264,7 @@ class Matrix:
                     task.cancel()
             else:
                 part.signal(signal.SIGSTOP if verb == "hang" else signal.SIGKILL)
+                self._dead = part.name if verb == "death" else ""
             if phase == "transfer":
                 self._live.relay.release()
 

@@ -7,6 +7,7 @@ PD cluster that only decode have names of their own in the simulator; the gatewa
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 from prfaas.core.control.split import instance_of
 from prfaas.core.dispatch.types import Routed
@@ -17,6 +18,7 @@ from prfaas.core.request.held import life_of
 from prfaas.core.request.machine import RequestLife, Route
 from prfaas.core.request.states import Stage
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
+from prfaas.core.resilience.quarantine import Guards
 from prfaas.core.routing.decision import Path
 from prfaas.units import NS_PER_S
 
@@ -46,7 +48,7 @@ class Lives:
     def __init__(self, world: World) -> None:
         self.world, self.now_ns = world, 0
         self.breakers = NotedBreakers()
-        self._fleet = SharedState(world.driver, self.breakers, LIMITS)
+        self._fleet = SharedState(world.driver, cast(Guards, self.breakers), LIMITS)
         self._lives: dict[int, RequestLife] = {}
 
     def arrive(self, number: int, family: int, num_blocks: int) -> object:

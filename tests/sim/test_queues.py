@@ -107,6 +107,21 @@ def _link(
     )
 
 
+def test_events_of_an_instant_happen_in_the_order_in_which_they_were_asked_for() -> None:
+    clock, seen = Clock(), list[str]()
+
+    def begin(name: str) -> None:
+        seen.append(name)
+        clock.at(5, seen.append, "meanwhile")
+
+    clock.at(5, begin, "first")
+    for at_ns, name in ((5, "second"), (3, "before"), (5, "third"), (6, "after")):
+        clock.at(at_ns, seen.append, name)
+    clock.go()
+    assert seen == ["before", "first", "second", "third", "meanwhile", "after"]
+    assert clock.num_events == len(seen)
+
+
 def test_two_flows_share_a_link() -> None:
     clock, link, landed = _link(8e9)
     sizes = {0: 3_000_000_000, 1: 1_000_000_000}

@@ -20,6 +20,7 @@ from prfaas.wire.fragments import (
     decode_prefix,
     encode_prefix,
 )
+from tests.wire.feeding import write_to
 
 DATA = bytes(range(256)) * 8
 BLOCK = OutgoingBlock(b"t" * 16, (b"L" * 32, BlockKey(3, b"h" * 32)), b"d" * 32, DATA)
@@ -119,7 +120,7 @@ def test_any_cut_of_the_stream_gives_the_same_blocks(
     stream, here = stream_of(blocks, step), Blocks()
     reader = FragmentStream(here.place)
     places = sorted({min(cut, len(stream)) for cut in cuts} | {0, len(stream)})
-    done = [got for a, b in itertools.pairwise(places) for got in reader.feed(stream[a:b])]
+    done = [got for a, b in itertools.pairwise(places) for got in write_to(reader, stream[a:b])]
     assert len(done) == sum(-(-len(block.data) // step) for block in blocks)
     assert here.intact() == names(blocks)
 
@@ -138,7 +139,7 @@ def test_a_damaged_stream_gives_no_other_intact_block(
     start %= len(stream)
     stream[start] ^= flipped
     with contextlib.suppress(PeerError):
-        FragmentStream(here.place).feed(stream[:start] + inserted + stream[start + length :])
+        write_to(FragmentStream(here.place), stream[:start] + inserted + stream[start + length :])
     assert here.intact() <= names(blocks)
 
 

@@ -101,6 +101,9 @@ class Front(Protocol):
             listening: Descriptors of the sockets at which clients arrive.
         """
 
+    def renew(self) -> None:
+        """Have them read their identity and certificate again."""
+
     async def stop(self, seconds: float) -> None:
         """Take no more, and end those that are under way after this time, seconds."""
 
@@ -418,6 +421,8 @@ class Gateway:
         self._signer.renew()
         if self._client_tls is not None:
             self._client_tls.renew()
+        if self.front is not None:
+            self.front.renew()
 
     async def drain(self, lame_duck_ns: int = 0) -> None:
         """Answer `/health` with 503, later new requests as well, and wait for those under way.

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from prfaas.errors import ConfigError
+from prfaas.records import without_collections
 from prfaas.traces import checks
 from prfaas.traces.checks import LIMITS, SPAN_S, DroppedError, Drops, TraceLimits
 from prfaas.traces.formats.columns import CSV_FORMATS, LENGTHS, CsvRows
@@ -117,6 +118,7 @@ class Reading:
         return sum(row.num_prompt_tokens for row in self.rows)
 
 
+@without_collections()
 def read_requests(
     path: Path,
     form: str | None = None,

@@ -287,18 +287,6 @@ class FragmentStream:
         self.let_go()
         return done
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[FragmentPrefix]:
-        """The same for bytes in another buffer: they are copied."""
-        fragments, rest = [], memoryview(data)
-        while rest:
-            count = min(len(rest), len(self.view))
-            self.view[:count] = rest[:count]
-            rest = rest[count:]
-            done = self.filled(count)
-            if done is not None:
-                fragments.append(done)
-        return fragments
-
     @property
     def missing_bytes(self) -> int:
         """Bytes that the fragment lacks; 1 if it has not begun."""

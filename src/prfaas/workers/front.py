@@ -6,6 +6,7 @@ import asyncio
 import logging
 import pickle
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -36,12 +37,12 @@ from prfaas.workers.worker import Start
 
 _log = logging.getLogger(__name__)
 
-SILENT_S = 30.0
+SILENT_S = 15.0
 """A worker that says nothing for this time is ended, and another one started."""
-LOOK_S = 5.0
+LOOK_S = 1.0
 """Time between two looks for silent workers."""
 READY_S = 120.0
-"""Time for the first workers to read a vocabulary and to listen."""
+"""Time for a worker to read a vocabulary and to listen."""
 END_S = 5.0
 """Time for a worker to end by itself."""
 BACKOFF_S, BACKOFF_MAX_S = 0.5, 10.0
@@ -75,7 +76,8 @@ class _Worker:
         self.requests: RemoteRequests = front.requests_for(self.channel.send)
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.heard_at = asyncio.get_running_loop().time()
-        self.kill: Callable[[], None] = self.channel.close
+        self.gone = asyncio.Event()
+        self.process: Process | None = None
         self.num_open = 0
         self._closed: dict[str, int] = {}
 
@@ -95,14 +97,32 @@ class _Worker:
             case _:
                 self.requests.take(message)
 
+    @property
+    def is_ready(self) -> bool:
+        """Return True if it takes connections."""
+        return self.ready.done() and not self.ready.cancelled()
+
     def lost(self) -> None:
         """It is gone: its requests end as if their clients had left."""
         self.num_open = 0
+        self.gone.set()
         self._front.forget(self)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send its process a signal."""
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
 
 
 class Workers:
-    """Takes the connections of a gateway's clients with several processes."""
+    """Takes the connections of a gateway's clients with several processes.
+
+    Attributes:
+        ready_s: Time for a worker to listen, seconds.
+    """
+
+    ready_s = READY_S
 
     def __init__(self, gateway: Gateway, metrics: WorkerMetrics) -> None:
         self.behind: Middleware = behind
@@ -147,24 +167,31 @@ class Workers:
         ]
         self._tasks.append(asyncio.create_task(self._look()))
         try:
-            async with asyncio.timeout(READY_S):
-                await asyncio.gather(*started)
-        except (ConfigError, TimeoutError) as error:
+            await asyncio.gather(*started)
+        except ConfigError:
             await self.stop(0.0)
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(f"its workers do not listen after {READY_S:g} s; see log") from None
+            raise
+
+    def renew(self) -> None:
+        """Have the workers read their identity and certificate again."""
+        for worker in self._ready:
+            worker.signal(signal.SIGHUP)
 
     async def stop(self, seconds: float) -> None:
         """End the workers, and their requests after this time, seconds."""
         self._is_stopping = True
         for worker in self._workers:
-            worker.channel.send(messages.StopListening())
+            if worker.is_ready:
+                worker.channel.send(messages.StopListening())
+            else:
+                worker.signal(signal.SIGKILL)
         await asyncio.gather(*(worker.requests.end(seconds) for worker in self._workers))
         # Their last messages are to be read before the channels close.
         with suppress(TimeoutError):
             async with asyncio.timeout(END_S):
                 await asyncio.gather(*self._tasks[: self._num_workers], return_exceptions=True)
+        for worker in self._workers:
+            worker.signal(signal.SIGKILL)
         await cancel_all(self._tasks)
         if self._server is not None:
             self._server.close()
@@ -174,6 +201,10 @@ class Workers:
     @property
     def _num_workers(self) -> int:
         return self._deployment.gateway.workers
+
+    @property
+    def _ready(self) -> list[_Worker]:
+        return [worker for worker in self._workers if worker.is_ready]
 
     # Of one worker
 
@@ -185,7 +216,7 @@ class Workers:
     def forget(self, worker: _Worker) -> None:
         """A worker is gone."""
         self._workers.discard(worker)
-        self._metrics.num_ready.set(len(self._workers))
+        self._metrics.num_ready.set(len(self._ready))
         task = asyncio.create_task(worker.requests.end())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -207,9 +238,10 @@ class Workers:
             if loop.time() - began_at > LASTING_S:
                 backoff.reset()
             if not ready.done():
-                ready.set_exception(
-                    ConfigError(f"a worker ended with status {status} before it was ready; see log")
-                )
+                said = f"a worker ended with status {status} before it was ready"
+                if loop.time() - began_at >= self.ready_s:
+                    said = f"a worker does not listen after {self.ready_s:g} s"
+                ready.set_exception(ConfigError(f"{said}; see log"))
                 return
             if self._is_stopping:
                 return
@@ -221,7 +253,8 @@ class Workers:
         self, path: Path, listening: tuple[int, ...], ready: asyncio.Future[None]
     ) -> int:
         ours, theirs = socket.socketpair()
-        worker, process = _Worker(self), None
+        worker, process, loop = _Worker(self), None, asyncio.get_running_loop()
+        self._workers.add(worker)
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
@@ -236,26 +269,29 @@ class Workers:
                     raise RuntimeError("the worker has no input")
                 out.write(pickle.dumps(start))
                 out.close()
-            await asyncio.get_running_loop().create_unix_connection(
-                lambda: worker.channel, sock=ours
-            )
-            worker.kill = process.kill
+            await loop.create_unix_connection(lambda: worker.channel, sock=ours)
+            worker.process = process
+            if self._is_stopping:
+                worker.signal(signal.SIGKILL)
             worker.ready.add_done_callback(lambda done: self._began(worker, done, ready))
-            return await process.wait()
+            late = loop.call_later(self.ready_s, worker.signal, signal.SIGKILL)
+            worker.ready.add_done_callback(lambda _: late.cancel())
+            # A worker that has lost its channel is of no use, whatever became of it.
+            await worker.gone.wait()
         finally:
             worker.ready.cancel()
             worker.channel.close()
-            if process is not None:
-                await _end(process)
+            self._workers.discard(worker)
+            status = 0 if process is None else await _end(process)
+        return status
 
     def _began(
         self, worker: _Worker, done: asyncio.Future[None], ready: asyncio.Future[None]
     ) -> None:
         if done.cancelled():
             return
-        self._workers.add(worker)
-        self._metrics.num_ready.set(len(self._workers))
-        self._facts = self._now()
+        self._metrics.num_ready.set(len(self._ready))
+        self.tell_facts()
         worker.channel.send(self._facts)
         if not ready.done():
             ready.set_result(None)
@@ -265,9 +301,9 @@ class Workers:
         while True:
             await asyncio.sleep(LOOK_S)
             now = asyncio.get_running_loop().time()
-            for worker in [w for w in self._workers if now - w.heard_at > SILENT_S]:
+            for worker in [w for w in self._ready if now - w.heard_at > SILENT_S]:
                 log_event(_log, logging.ERROR, "worker_hung", silent_s=round(now - worker.heard_at))
-                worker.kill()
+                worker.signal(signal.SIGKILL)
 
     # Facts
 
@@ -302,15 +338,14 @@ class Workers:
         self.tell_facts()
 
 
-async def _end(process: Process) -> None:
-    """End a process, if it does not do so by itself."""
+async def _end(process: Process) -> int:
+    """End a process, if it does not do so by itself; its status."""
     with suppress(TimeoutError):
         async with asyncio.timeout(END_S):
-            await process.wait()
-            return
+            return await process.wait()
     with suppress(ProcessLookupError):
         process.kill()
-    await process.wait()
+    return await process.wait()
 
 
 def _logging() -> tuple[LogFormat, int]:

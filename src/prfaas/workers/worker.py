@@ -18,9 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from prfaas.config.deployment import Deployment
+from prfaas.core.admission.quotas import Limit
 from prfaas.errors import ConfigError, PrfaasError, RequestError
 from prfaas.gateway.api.auth import is_for_clients, shown_key
 from prfaas.gateway.api.completions import as_deployed
@@ -32,7 +33,12 @@ from prfaas.gateway.http.connections import (
     Closed,
     connections_max,
 )
-from prfaas.gateway.http.errors import UnavailableError, error_response, openai_errors
+from prfaas.gateway.http.errors import (
+    REASON_HEADER,
+    UnavailableError,
+    error_response,
+    openai_errors,
+)
 from prfaas.gateway.http.request_body import (
     BODY_TIMEOUT_S,
     KEEPS_BODY,
@@ -63,6 +69,7 @@ BEAT_S, HUNG_S = 1.0, 5.0
 END_S = 1.0
 """Time for what was handed on to end, once all else has."""
 SERVED_HERE = web.RequestKey("served_here", bool)
+_USED_UP = (Limit.REQUESTS, Limit.TOKENS)
 _HUNG = "the gateway's deciding process does not answer; try again"
 
 
@@ -110,6 +117,9 @@ class Worker:
         self._closed = Counter[str]()
         self._facts = messages.PromptFacts()
         self._requests: dict[int, LocalRequest] = {}
+        self._refused_until: dict[str, float] = {}
+        """When a tenant that has used up its limits may be served again: until then the decider
+        refuses it, and nothing is tokenised for it."""
         self._numbers = itertools.count()
         self._asked_at: float | None = None
         """Time of the oldest message that the decider has not answered."""
@@ -193,6 +203,8 @@ class Worker:
 
     def _renew_identity(self) -> None:
         self._identity.refresh(self._tls, self._identity.client_context())
+        if self._client_tls is not None:
+            self._client_tls.renew()
 
     def _count_closed(self, why: Closed) -> None:
         self._closed[why.value] += 1
@@ -252,11 +264,17 @@ class Worker:
         is_full = self._num_inside >= self._deployment.gateway.requests_max
         if tenant is None or is_full or not self._facts.max_model_len:
             return await self._handing_on.hand_on(request)
+        now = asyncio.get_running_loop().time()
+        if now < self._refused_until.get(tenant.name, now):
+            return await self._handing_on.hand_on(request)
         self._num_inside += 1
         try:
-            return await self._serve(request, api, tenant)
+            found = await self._serve(request, api, tenant)
         finally:
             self._num_inside -= 1
+        if found.status == 429 and found.headers.get(REASON_HEADER) in _USED_UP:
+            self._refused_until[tenant.name] = now + int(found.headers[hdrs.RETRY_AFTER])
+        return found
 
     async def _serve(self, request: web.Request, api: Api, tenant: Tenant) -> web.StreamResponse:
         record = RequestRecord(request_id(request), api.value, tenant.name)

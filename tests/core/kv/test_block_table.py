@@ -1,5 +1,7 @@
 """The table against a dictionary, through growth, churn and shrinking."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 
@@ -73,3 +75,41 @@ def test_dropped_values_are_not_moved() -> None:
         table.put(UNIVERSE[start : start + 1000], np.ones(1000, np.uint32), start)
     assert not table.get(UNIVERSE[:1000]).any()
     assert table.get(UNIVERSE[1000:]).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_prompts_that_came_in_turns_are_what_a_dictionary_says(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    table, model = BlockTable(as_they_are), dict[int, int]()
+    chains = UNIVERSE[:24_000].reshape(12, 2000)
+    length = np.zeros(12, int)
+    for _ in range(150):
+        # Turns of several prompts are mixed; blocks leave anywhere, and come back elsewhere.
+        chain = int(draw.integers(12))
+        start = int(length[chain])
+        length[chain] = end = min(start + int(draw.integers(1, 400)), 2000)
+        gone = chains[chain, draw.integers(0, max(end, 1), draw.integers(0, 40))]
+        gone = np.unique(gone)
+        for keys, value in ((chains[chain, start:end], int(draw.integers(1, 9))), (gone, 0)):
+            table.put(keys, np.full(len(keys), value, np.uint32), len(model))
+            model |= dict.fromkeys(keys.tolist(), value)
+        asked = chains[
+            int(draw.integers(12)), int(draw.integers(0, 500)) :: int(draw.integers(1, 3))
+        ]
+        asked = asked[::-1] if draw.random() < 0.3 else asked
+        assert table.get(asked).tolist() == [model.get(key, 0) for key in asked.tolist()]
+    table.validate()
+    assert agree(table, model)
+
+
+def test_blocks_of_a_session_are_found_beside_each_other() -> None:
+    """Of 43 turns, the index is asked for one block in 64, and for those at a turn's ends alone."""
+    table, turns = BlockTable(as_they_are), UNIVERSE[: 43 * 600].reshape(43, 2, 300)
+    for turn in turns.reshape(-1, 300):
+        table.put(turn, np.ones(300, np.uint32), 43 * 600)
+    asked = turns[:, 0].ravel()
+    slots = table._slots
+    with patch.object(slots, "_look_up", wraps=slots._look_up) as look_up:
+        assert table.get(asked).all()
+    num_keys = sum(len(call.args[0]) for call in look_up.call_args_list)
+    assert num_keys <= len(asked) // 64 + 43 * 4

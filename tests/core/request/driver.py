@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import cast
 
 from prfaas.core.dispatch.types import Routed
 from prfaas.core.request.actions import (
@@ -23,12 +24,14 @@ from prfaas.core.request.actions import (
     WakeAt,
     WarmDecode,
 )
+from prfaas.core.request.driver import Again, DispatcherBooks
 from prfaas.core.request.events import AnyEvent, Begun, Blocks, Event, Woke
-from prfaas.core.request.fleet import Again, RequestLimits, SharedState
+from prfaas.core.request.fleet import RequestLimits, SharedState
 from prfaas.core.request.held import OF_LEG, life_of
 from prfaas.core.request.machine import Route
 from prfaas.core.request.states import TRANSITIONS, Stage
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
+from prfaas.core.resilience.quarantine import Guards
 from prfaas.core.routing.decision import Decision, Path, Reason, RoutingFacts
 from prfaas.units import NS_PER_S
 
@@ -200,7 +203,8 @@ class Driver:
         relay_max: int = 0,
     ) -> None:
         self.books, self.breakers = books or ScriptedBooks(), ScriptedBreakers()
-        self.fleet = SharedState(self.books, self.breakers, limits)
+        shared = cast(DispatcherBooks, self.books), cast(Guards, self.breakers)
+        self.fleet = SharedState(*shared, limits)
         is_remote = found.decision.path is Path.REMOTE
         pools = found.prefill_pool, found.destination
         self.life = life_of(

@@ -134,6 +134,15 @@ def test_a_relay_lasts_no_longer_than_the_transfer_may_take() -> None:
     assert driver.life.awaited is None
 
 
+def test_a_route_is_not_left_as_late_while_its_client_gets_tokens() -> None:
+    books = ScriptedBooks(local_ns=NS_PER_S, link_bytes=10**6)
+    driver = relaying(routed(Path.REMOTE, predicted_ns=NS_PER_S), books=books)
+    driver.begin()
+    driver.step(FirstToken())
+    assert driver.life.stage is Stage.RELAYING
+    assert driver.wakes_at_ns == LIMITS.transfer_timeout_ns
+
+
 @pytest.mark.parametrize("end", [PrefillDone(), PrefillFailed(PrefillFailure.BROKEN)])
 def test_decode_goes_on_from_a_relay_that_ends_while_it_is_warmed(end: AnyEvent) -> None:
     driver = relayed()

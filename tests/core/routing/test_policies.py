@@ -14,7 +14,7 @@ from prfaas.core.routing.policies import (
     PolicyName,
     make_policy,
 )
-from prfaas.core.routing.predictions import LinkState, PathSignals, predict
+from prfaas.core.routing.predictions import CostModel, LinkState, PathSignals, predict
 from prfaas.units import NS_PER_S
 
 LENGTHS = st.integers(0, 100_000)
@@ -53,7 +53,7 @@ SIGNALS = st.builds(
 
 
 @dataclass(frozen=True)
-class Costs:
+class Costs(CostModel):
     """100 µs a token remotely, 300 locally; 1,000 bytes a token."""
 
     def local_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:

@@ -12,7 +12,7 @@ from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.core.transfer import actions as do
 from prfaas.core.transfer import events as on
 from prfaas.core.transfer.machine import STEPS_MAX
-from prfaas.core.transfer.receiver import EARLY_NS, Receiver
+from prfaas.core.transfer.receiver import ACKNOWLEDGE_NS, EARLY_NS, Receiver
 from prfaas.core.transfer.tickets import TicketRefusal
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
 from tests.core.transfer_parts import (
@@ -281,6 +281,24 @@ def test_a_link_that_is_back_in_time_goes_on_with_what_it_resumes() -> None:
     driver.now_ns += GRACE_NS
     driver.report(on.Ticked())
     assert driver.machine.known.num_open == 0
+
+
+def test_blocks_are_acknowledged_together_and_the_last_ones_by_the_commit() -> None:
+    """The first one at once, for whoever waits for it; one that nothing follows with the clock."""
+    driver = Driver()
+    driver.report(on.Offered("near", IDS[0]))
+    transfer = driver.machine.known.open[IDS[0]].transfer
+    transfer.deadline_ns, transfer.bytes_max = 2 * ACKNOWLEDGE_NS, 3 * BLOCK_BYTES
+    for key in KEYS[:2]:
+        driver.bring("near", IDS[0], key)
+    driver.report(on.Ticked())
+    driver.now_ns += ACKNOWLEDGE_NS
+    driver.report(on.Ticked())
+    driver.bring("near", IDS[0], KEYS[2])
+    driver.report(on.CommitCame("near", IDS[0], num_blocks=3))
+    told = [one.names for one in driver.sent if isinstance(one, do.Acknowledge)]
+    assert told == [((LAYOUT, KEYS[0]),), ((LAYOUT, KEYS[1]),)]
+    assert driver.ended[0].num_blocks == 3
 
 
 def test_the_second_message_of_a_pull_is_repeated_when_the_link_is_back() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 
 import pytest
 
@@ -80,6 +81,18 @@ async def test_rows_go_to_who_asked_first() -> None:
         assert rows.num_free == 4
     finally:
         rows.close()
+
+
+async def test_a_row_is_taken_without_a_copy_of_all_that_are_free() -> None:
+    rows = Rows("rows", LAYOUT, 1500 * 100_000)
+    tracemalloc.start()
+    try:
+        taken = [await rows.take(3) for _ in range(10)]
+        assert tracemalloc.get_traced_memory()[1] < 50_000
+    finally:
+        tracemalloc.stop()
+        rows.close()
+    assert len({row for three in taken for row in three}) == 30
 
 
 async def test_a_row_holds_a_block() -> None:

@@ -25,7 +25,7 @@ class Counting:
     """Encodes as another does, and counts the characters."""
 
     def __init__(self, name: str) -> None:
-        self.encoder = Encoder(tokenizer(name))
+        self.encoder = Encoder(tokenizer(name)).settled()
         self.num_chars = 0
         assert self.encoder._fast is not None
         self._encode = self.encoder._fast

@@ -42,7 +42,7 @@ def test_a_prompt_is_named_by_the_scheme_of_its_engines() -> None:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_tokens_and_hashes_are_the_tokenizers(name: str) -> None:
-    encoder = Encoder(tokenizer(name))
+    encoder = Encoder(tokenizer(name)).settled()
 
     @many
     @given(texts, st.booleans())
@@ -59,7 +59,7 @@ def test_markers_that_overlap_others(other: str) -> None:
     core = ZOO["bytes"]()
     core.add_special_tokens([AddedToken(t, normalized=False) for t in (*MARKERS, other)])
     mine = PreTrainedTokenizerFast(tokenizer_object=core)
-    encoder = Encoder(mine)
+    encoder = Encoder(mine).settled()
     draw = random.Random(5)
     for _ in range(300):
         text = "".join(draw.choices([*MARKERS, other, *other, "a", " b", "<", "|"], k=9))
@@ -73,7 +73,7 @@ def turns(count: int) -> str:
 
 def test_an_encoder_keeps_nothing_of_a_text() -> None:
     """A tenant could measure what another one has sent."""
-    encoder = Encoder(tokenizer("qwen"))
+    encoder = Encoder(tokenizer("qwen")).settled()
     given_to_tokenizer: list[str] = []
     fast = encoder._fast
     assert fast is not None
@@ -90,7 +90,7 @@ def test_an_encoder_keeps_nothing_of_a_text() -> None:
 
 
 def test_threads_share_an_encoder() -> None:
-    encoder = Encoder(tokenizer("qwen"))
+    encoder = Encoder(tokenizer("qwen")).settled()
     texts = [f"{i % 5} " + turns(30 + i) for i in range(40)]
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(lambda text: encoder.encode(text, True, NAMING), texts))

@@ -99,7 +99,8 @@ class Counting:
 
 
 def encoder_for(name: str, template: str = CHATML) -> Encoder:
-    return Encoder(tokenizer(name), rendered([{"role": "user", "content": "x"}] * 3, template))
+    chat = rendered([{"role": "user", "content": "x"}] * 3, template)
+    return Encoder(tokenizer(name), chat).settled()
 
 
 def whole(name: str, text: str, naming: Naming) -> tuple[array[int], Hashes]:

@@ -30,7 +30,7 @@ def resident_mib():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096 / 2**20
 
-encoder = Encoder(PreTrainedTokenizerFast(tokenizer_file=sys.argv[1]))
+encoder = Encoder(PreTrainedTokenizerFast(tokenizer_file=sys.argv[1])).settled()
 rng, naming = random.Random(1), Naming("salt", LAYOUT)
 encoder.encode("begin " * 1000, False, naming)
 before = resident_mib()

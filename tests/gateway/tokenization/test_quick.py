@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def exact(name: str, text: str) -> list[int]:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_who_is_encoded_quickly(name: str) -> None:
-    made = FastTokenizer(core(name))
+    made = FastTokenizer(core(name)).settled()
     assert made.is_on is (name not in UNKNOWN | SHARING)
     assert made(TEXT).tolist() == exact(name, TEXT)
 
@@ -43,14 +44,14 @@ def test_who_is_encoded_quickly(name: str) -> None:
 def test_a_difference_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Tokenizer.from_json_str(core("llama3").to_str())
     monkeypatch.setattr(text_encoder, "_load", lambda _: other)
-    made = FastTokenizer(core("qwen"))
+    made = FastTokenizer(core("qwen")).settled()
     assert not made.is_on
     assert made(TEXT).tolist() == exact("qwen", TEXT)
 
 
 def test_a_difference_later(caplog: pytest.LogCaptureFixture) -> None:
     """It is found among what is compared, the tokens are right from then on, no text is logged."""
-    encoder = Encoder(tokenizer("qwen"))
+    encoder = Encoder(tokenizer("qwen")).settled()
     made = encoder._fast
     assert made is not None
     made._fast = Tokenizer.from_json_str(core("llama3").to_str())
@@ -63,7 +64,7 @@ def test_a_difference_later(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_difference_within_a_long_prompt() -> None:
     """A part of it shows the difference, and all of it is made again."""
-    made = FastTokenizer(core("qwen"))
+    made = FastTokenizer(core("qwen")).settled()
     made._fast = Tokenizer.from_json_str(core("llama3").to_str())
     # Both write words alike, and numbers not.
     text = f"{TEXT} " * 200
@@ -75,9 +76,21 @@ def test_a_difference_within_a_long_prompt() -> None:
 
 def test_a_rule_that_takes_too_many_steps() -> None:
     slow = bpe(by_rules(r"(?:a+)+b|\s+|[^\s]"))
-    made = FastTokenizer(slow)
+    made = FastTokenizer(slow).settled()
     text = "a" * 40 + "c"
     with pytest.raises(ValueError, match="limit"):
         Tokenizer.from_json_str(slow.to_str()).encode(text)
     assert made.is_on
     assert made(text).tolist() == slow.encode(text, add_special_tokens=False).ids
+
+
+def test_texts_are_encoded_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway does not wait for it, and takes it once all probes agree."""
+    load, go = text_encoder._load, threading.Event()
+    monkeypatch.setattr(text_encoder, "_load", lambda core: load(core) if go.wait() else None)
+    made = FastTokenizer(core("qwen"))
+    assert not made.is_on
+    assert made(TEXT).tolist() == exact("qwen", TEXT)
+    go.set()
+    assert made.settled().is_on
+    assert made(TEXT).tolist() == exact("qwen", TEXT)

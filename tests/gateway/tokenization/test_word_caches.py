@@ -52,7 +52,7 @@ def test_fastokens_serves_only_tokenizers_whose_words_it_keeps_by_thread(name: s
     core = tokenizer(name).backend_tokenizer
     assert keeps_words_by_thread(core) is (name in BY_THREAD)
     if name not in BY_THREAD:
-        assert not FastTokenizer(core).is_on
+        assert not FastTokenizer(core).settled().is_on
 
 
 def test_deepseeks_rules_are_known_as_the_model_writes_them() -> None:
@@ -66,6 +66,7 @@ def test_words_of_one_thread_are_new_to_another(name: str) -> None:
     """Known words take a fifth of the time of new ones; on another thread they take all of it."""
     core: Any = bpe(by_rules(*(rule.replace(r"\r\n", "\r\n") for rule in DEEPSEEK)))
     made = FastTokenizer(core if name == "deepseek" else tokenizer(name).backend_tokenizer)
+    made.settled()
     assert made.is_on
     known, new = [], []
     for attempt in range(5):

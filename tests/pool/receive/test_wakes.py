@@ -13,7 +13,7 @@ from typing import Any
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.pool.net.tls_sockets import shake_hands
 from prfaas.pool.receive.block_assembly import Assembly, FragmentReader
-from prfaas.pool.receive.data_port import DELIVERIES_MAX, DataReceiver
+from prfaas.pool.receive.data_port import AT_ONCE_BYTES_MAX, DELIVERIES_MAX, DataReceiver
 from prfaas.wire.fragments import FRAGMENT_BYTES_MAX, ReceivedBlock, encode_prefix
 from prfaas.wire.identity import identity_in
 from tests.pool.hands import BLOCKS_MAX, DIGEST, KEY, LAYOUT_ID
@@ -94,7 +94,7 @@ class Work:
 class PausedReader:
     """A reader that waits once it was told to."""
 
-    is_paused, num_resumed = False, 0
+    is_paused, has_slept, num_resumed = False, False, 0
 
     def has_arrived(self, _: ReceivedBlock) -> bool:
         return self.is_paused
@@ -113,8 +113,18 @@ def test_a_block_that_is_dealt_with_wakes_only_a_lane_that_waits() -> None:
     )
     receiver = DataReceiver(port, None, None, lane)  # type: ignore[arg-type]
     reader: Any = PausedReader()
-    block: Any = SimpleNamespace(is_intact=True)
+    block: Any = SimpleNamespace(is_intact=True, stream_bytes=0, data=b"")
+    reader.has_slept = True
     assert receiver.deliver(block, reader)
+    assert loop.later, "a lane that waited for bytes wakes no other thread for a digest"
+    assert not hashing.later
+    assert receiver.deliver(block, reader)
+    assert hashing.later, "one that is behind does"
+    reader.has_slept = True
+    long = SimpleNamespace(is_intact=True, stream_bytes=0, data=bytes(AT_ONCE_BYTES_MAX + 1))
+    assert receiver.deliver(long, reader)  # type: ignore[arg-type]
+    assert len(hashing.later) == 2, "a long one would hold up the lane"
+    reader.has_slept = False
     hashing.run()
     loop.run()
     assert not lane.later

@@ -9,9 +9,11 @@ import pytest
 
 from prfaas.core.request.events import Outcome
 from prfaas.core.routing.policies import PolicyName
+from prfaas.sim.engine.relays import SimulatedRelay
 from prfaas.sim.scenario.run import run
 from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
-from prfaas.sim.system.request import UNSET
+from prfaas.sim.system.clock import Clock
+from prfaas.sim.system.request import UNSET, Request
 from prfaas.sim.system.setup import Failure, FailureKind
 from prfaas.sim.workloads.requests import Synthetic
 from prfaas.units import NS_PER_MS, NS_PER_S
@@ -115,3 +117,16 @@ def test_tokens_come_until_the_blocks_are_there(gbits_per_s: int) -> None:
             waited = (request.landed_at_ns - request.first_token_at_ns) / each_ns
             assert request.relayed_tokens == pytest.approx(waited, abs=1)
     assert not relays.simulation.front.dispatcher.requests.instances.relays
+
+
+@pytest.mark.parametrize(("prompt", "is_step"), [(8193, True), (8192, False)])
+def test_the_rest_is_a_step_or_a_prefill(prompt: int, *, is_step: bool) -> None:
+    """What decode computes beside a relay: a prompt of whole blocks lacks the last one."""
+    setup, clock = scenario(early=True, bits_per_s=5e9).setup, Clock()
+    relay = SimulatedRelay(clock, setup, Request(0, 0, prompt, 100), 99)
+    warm: list[int] = []
+    relay.begin()
+    relay.warm(lambda: warm.append(clock.now_ns))
+    clock.go()
+    rest_ns = setup.costs.local_prefill_ns(513, 8192 - setup.blocks.tokens)
+    assert warm == [round(setup.step_ns(1, prompt)) if is_step else rest_ns]

@@ -67,9 +67,9 @@ def mooncake(num_requests: int) -> Scenario:
 @pytest.mark.parametrize(
     ("make", "few", "many", "most", "events"),
     [
-        (case_study, 50, 250, 11_950, 7.3),
-        (mooncake, 50, 250, 12_400, 7.2),
-        (large, 500, 1000, 13_030, 7.0),
+        (case_study, 50, 250, 12_070, 7.3),
+        (mooncake, 50, 250, 12_560, 7.2),
+        (large, 500, 1000, 13_170, 7.0),
     ],
 )
 def test_a_request_takes_no_more_instructions_and_events_than_it_did(

@@ -84,7 +84,7 @@ class PrefixCache:
 
     def usable_hit(self, block_ids: Sequence[int]) -> int:
         """Number of leading blocks that a prefill can resume after. Changes nothing."""
-        run = self.leading_run(block_ids)
+        run = _leading_run(self._held, block_ids)
         if not self._checkpoint_blocks:
             return run
         while run and ~block_ids[run - 1] not in self._held:
@@ -203,20 +203,20 @@ _NO_USE = _Use((), 0)
 
 def _leading_run(held: dict[K, _Use], keys: Sequence[K]) -> int:
     """Number of leading keys that are held. Of any type: compiled, whole numbers that are read as
-    such would be made anew for each look-up."""
-    for count, key in enumerate(keys):
+    such would be made anew for each look-up; and a tuple is walked through without an iterator."""
+    for count, key in enumerate(tuple(keys)):
         if key not in held:
             return count
     return len(keys)
 
 
 def _hold(held: dict[K, _Use], keys: Sequence[K], use: _Use) -> None:
-    for key in keys:
+    for key in tuple(keys):
         held[key] = use
 
 
 def _renew(held: dict[K, _Use], keys: Sequence[K], use: _Use) -> None:
-    for key in keys:
+    for key in tuple(keys):
         if key in held:
             held[key] = use
 

@@ -161,8 +161,9 @@ class Dispatcher:
 
     def report_loads(self, observed_at_ns: int, num_waiting: Iterable[tuple[str, int]]) -> None:
         """The same for several instances observed together."""
+        stage_of = self._stage_of
         for name, waiting in num_waiting:
-            self._stage_of[name].book.report(name, observed_at_ns, waiting)
+            stage_of[name].book.report(name, observed_at_ns, waiting)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         """One interval of the short-term loop has passed; thresholds that moved are returned."""

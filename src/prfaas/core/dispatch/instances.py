@@ -173,7 +173,9 @@ class PrefillInstances:
                     most_device = hits[source]
             most = most_device
             for pool in self.by_pool:
-                most = max(most, hits.get(pool, 0), hints.get(pool, 0))
+                most = max(most, hits.get(pool, 0))
+                if hints:
+                    most = max(most, hints.get(pool, 0))
         num_tokens = arrival.num_tokens_to_fit
         first = self.book.first(now_ns)
         if first is not None:

@@ -1,9 +1,11 @@
 """A hash table from 64-bit keys to 32-bit values that is read and written many keys at a time.
 
-Open addressing with double hashing in two arrays, 10 bytes a slot; 12 once a value has more than 16
-bits. A table that fills up is moved to a new one a few thousand slots at a time, so that no request
-waits for millions of blocks to be moved; until it is done both are read. Value 0 is no value: its
-slot stays taken until the next move.
+Keys and values lie in the order in which they came, 10 bytes each, 12 once a value has more than 16
+bits, behind an index of 4 bytes a slot, with open addressing and double hashing. Blocks that follow
+each other in a prompt came one behind the other: most are found beside their neighbours, where
+memory is fast, and not by the index. A table that fills up is moved to a new one a few thousand
+places at a time, so that no request waits for millions of blocks to be moved; until it is done both
+are read. Value 0 is no value: its place stays taken until the next move.
 
 Names of blocks in 64 bits: what the prefix index remembers of them.
 
@@ -109,6 +111,8 @@ _NARROW_MAX, _VALUE_MAX = 2**16 - 1, 2**32 - 1
 SLOTS_MIN = 1 << 12
 FEW = 16
 """Up to this, finding keys one by one is faster than all at once."""
+RUN = 64
+"""Of so many keys one is looked up, and the others are first sought beside it."""
 LOAD_MAX = 0.7
 """Share of slots that are taken before the table moves."""
 LOAD_DOUBLING = 0.5
@@ -117,84 +121,105 @@ LOAD_HALVING = 0.1
 LOAD_READY = 0.6
 """Share of slots that are taken before the next table is made ready."""
 TOUCHED_PER_KEY = 32
-MOVED_PER_KEY = 8
-MOVED_MIN = 4096
-"""Old slots that each write moves."""
+MOVED_PER_KEY = 5
+MOVED_MIN = 2500
+"""Old places that each write moves."""
 
 
 class _Slots:
-    """One open-addressing array pair; keys are never 0.
+    """Keys and values by place, and places by key; keys are never 0, and place 0 is no place.
 
     Args:
+        num_slots: Of the index.
         value_max: Largest value that is to be kept.
     """
 
     def __init__(self, num_slots: int, value_max: int) -> None:
-        self.keys: Keys = np.zeros(num_slots, np.uint64)
+        self._index = np.zeros(num_slots, np.int32)
+        num_places = int(LOAD_MAX * num_slots) + 1
+        self.keys: Keys = np.zeros(num_places, np.uint64)
         narrow = value_max <= _NARROW_MAX
         self.values: npt.NDArray[np.uint16 | np.uint32] = np.zeros(
-            num_slots, np.uint16 if narrow else np.uint32
+            num_places, np.uint16 if narrow else np.uint32
         )
         self.num_taken = 0
         self._mask = np.uint64(num_slots - 1)
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self._index)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arrays."""
+        return self._index.nbytes + self.keys.nbytes + self.values.nbytes
 
     def touch(self, start: int, end: int) -> None:
-        """Leave the allocation of unused slots to the system."""
-        self.keys[start:end] = 0
-        self.values[start:end] = 0
+        """Have the system allocate some slots; places are taken one after the other anyway."""
+        self._index[start:end] = 0
 
     def clear(self, keys: Keys) -> None:
         """Remove the values of keys."""
-        places = self.find(keys)
-        self.values[places[places >= 0]] = 0
+        self.values[self.find(keys)] = 0
 
     def find(self, keys: Keys) -> Places:
-        """Slot of each key, -1 without one."""
-        found = (keys & self._mask).view(np.int64)
-        # Slots are within the array; "clip" has numpy take them without a check of its own.
-        there = self.keys.take(found, mode="clip")
-        other = np.flatnonzero(there != keys)
-        if not other.size:
-            return found
-        place, wanted = found[other].view(np.uint64), keys[other]
-        found[other] = -1
-        left = np.flatnonzero(there[other])
-        while left.size > FEW:
-            other, wanted = other[left], wanted[left]
-            place = (place[left] + _stride(wanted)) & self._mask
-            there = self.keys.take(place.view(np.int64), mode="clip")
-            got = np.flatnonzero(there == wanted)
-            found[other[got]] = place[got]
-            left = np.flatnonzero((there != wanted) & (there != 0))
-        for at in left.tolist():
-            found[other[at]] = self._find_one(int(wanted[at]), int(place[at]))
+        """Place of each key, 0 without one."""
+        if len(keys) < 2 * RUN:
+            return self._look_up(keys)[0]
+        # Places are looked at with "clip": a wrong guess need not be within the array.
+        anchors = self._look_up(keys[::RUN])[0]
+        found: Places = (anchors[:, None] + np.arange(RUN)).ravel()[: len(keys)]
+        left = np.flatnonzero(self.keys.take(found, mode="clip") != keys)
+        if left.size:
+            behind = np.append(anchors[1:], 0)[left // RUN] + (left % RUN - RUN)
+            found[left] = behind
+            left = left[self.keys.take(behind, mode="clip") != keys[left]]
+            found[left] = self._look_up(keys[left])[0]
         return found
 
-    def _find_one(self, key: int, place: int) -> int:
-        """Slot of a key behind a place; -1 without one."""
-        keys, mask, stride = self.keys, len(self.keys) - 1, key >> 40 | 1
-        while there := keys.item(place := (place + stride) & mask):
-            if there == key:
-                return place
-        return -1
+    def _look_up(self, keys: Keys) -> tuple[Places, Keys]:
+        """Places by the index, and the slots at which the search for each key ended."""
+        ends = keys & self._mask
+        found: Places = self._index.take(ends.view(np.int64), mode="clip").astype(np.int64)
+        other = np.flatnonzero(self.keys.take(found, mode="clip") != keys)
+        open_ = other[found[other] != 0]
+        slot, wanted = ends[open_], keys[open_]
+        while open_.size > FEW:
+            slot = (slot + _stride(wanted)) & self._mask
+            place = self._index.take(slot.view(np.int64), mode="clip")
+            found[open_], ends[open_] = place, slot
+            left = (place != 0) & (self.keys.take(place, mode="clip") != wanted)
+            open_, slot, wanted = open_[left], slot[left], wanted[left]
+        for at, key, first in zip(open_.tolist(), wanted.tolist(), slot.tolist(), strict=True):
+            found[at], ends[at] = self._look_up_one(key, first)
+        return found, ends
+
+    def _look_up_one(self, key: int, slot: int) -> tuple[int, int]:
+        """Place of a key behind a slot, and the slot at which the search ended."""
+        index, keys, mask, stride = self._index, self.keys, len(self) - 1, key >> 40 | 1
+        while place := index.item(slot := (slot + stride) & mask):
+            if keys.item(place) == key:
+                break
+        return place, slot
 
     def claim(self, keys: Keys) -> Places:
-        """Slot of each key, taken where there was none. Keys are distinct."""
-        found = np.empty(len(keys), np.int64)
-        place, wanted, open_ = keys & self._mask, keys, np.arange(len(keys))
-        while open_.size:
-            free = self.keys[place] == 0
+        """Place of each key, taken where there was none. Keys are distinct."""
+        found, slot = self._look_up(keys)
+        new = np.flatnonzero(found == 0)
+        place = np.arange(self.num_taken + 1, self.num_taken + 1 + len(new))
+        self.num_taken += len(new)
+        if self.num_taken >= len(self.keys):
+            self.keys = np.append(self.keys, np.zeros(len(new), np.uint64))
+            self.values = np.append(self.values, np.zeros(len(new), self.values.dtype))
+        found[new] = place
+        self.keys[place] = wanted = keys[new]
+        slot = slot[new]
+        while place.size:
+            free = self._index[slot] == 0
             # Of several that want one slot the last gets it; the others look further.
-            self.keys[place[free]] = wanted[free]
-            got = self.keys[place] == wanted
-            self.num_taken += int(np.count_nonzero(free & got))
-            found[open_[got]] = place[got]
-            left = np.flatnonzero(~got)
-            open_, wanted = open_[left], wanted[left]
-            place = (place[left] + _stride(wanted)) & self._mask
+            self._index[slot[free]] = place[free]
+            left = self._index[slot] != place
+            place, wanted = place[left], wanted[left]
+            slot = (slot[left] + _stride(wanted)) & self._mask
         return found
 
 
@@ -223,7 +248,7 @@ class BlockTable:
     def num_bytes(self) -> int:
         """Bytes of the arrays."""
         tables = (slots for slots in (self._slots, self._old, self._next) if slots)
-        return sum(slots.keys.nbytes + slots.values.nbytes for slots in tables)
+        return sum(slots.num_bytes for slots in tables)
 
     def get(self, keys: Keys) -> Values:
         """Value of each key, 0 without one."""
@@ -256,9 +281,10 @@ class BlockTable:
         old = self._old
         held = self._slots.keys[self._slots.values != 0]
         hold(
-            taken_slots_are_counted=self._slots.num_taken == np.count_nonzero(self._slots.keys),
+            taken_places_are_counted=self._slots.num_taken == np.count_nonzero(self._slots.keys),
+            every_key_is_found=bool(self._slots.find(held).all()) and not self._slots.values[0],
             a_value_has_a_key=bool(held.all()) and len(np.unique(held)) == len(held),
-            moved_slots_are_empty=old is None or not old.values[: self._num_moved].any(),
+            moved_places_are_empty=old is None or not old.values[: self._num_moved + 1].any(),
             a_key_has_one_value=old is None or not np.isin(old.keys[old.values != 0], held).any(),
         )
 
@@ -274,7 +300,7 @@ class BlockTable:
     def _start(self, table: _Slots) -> None:
         """Start to move all to another table."""
         if self._old is not None:
-            self._move(len(self._old))
+            self._move(self._old.num_taken)
         self._old, self._slots, self._next, self._num_moved = self._slots, table, None, 0
 
     def _prepare(self, num_keys: int, num_live: int) -> None:
@@ -290,25 +316,24 @@ class BlockTable:
         self._next.touch(self._num_touched, end)
         self._num_touched = end
 
-    def _move(self, num_slots: int) -> None:
+    def _move(self, num_places: int) -> None:
         old = self._old
         if old is None:
             return
-        end = min(self._num_moved + num_slots, len(old))
-        values = old.values[self._num_moved : end]
+        start = self._num_moved + 1
+        end = min(start + num_places, old.num_taken + 1)
+        values = old.values[start:end]
         held = np.flatnonzero(values)
         kept = self._canonical(values[held].astype(np.uint32))
-        keys = old.keys[self._num_moved : end][held][kept != 0]
+        keys = old.keys[start:end][held][kept != 0]
         self._slots.values[self._slots.claim(keys)] = kept[kept != 0]
-        # Its keys stay, because others were put behind them.
+        # Its keys stay: others are found behind them.
         values[:] = 0
-        self._num_moved = end
-        if end == len(old):
+        self._num_moved = end - 1
+        if end > old.num_taken:
             self._old = None
 
 
 def _read(slots: _Slots, keys: Keys) -> Values:
-    places = slots.find(keys)
-    values: Values = slots.values.take(places, mode="clip").astype(np.uint32)
-    values[places < 0] = 0
+    values: Values = slots.values.take(slots.find(keys)).astype(np.uint32)
     return values

@@ -5,7 +5,7 @@ memory. When a stream breaks or has a gap, what was known of the source is no lo
 counts as no hit, and only draws requests to the source, until a new snapshot begins. During a
 snapshot the source counts as empty.
 
-A block costs 15 to 40 bytes however many sources hold it: one slot of a hash table
+A block costs 15 to 40 bytes however many sources hold it: one place of a hash table
 (`block_table.py`) with its short key (`short_keys.py`) and the number of the set of its sources
 (`source_sets.py`). One look at a prompt's hashes answers for all sources (`hit_lengths.py`).
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prfaas.core.request.actions import Abort, AnyAction, FellBack, Release
 from prfaas.core.request.events import Blocks
-from prfaas.core.request.fleet import Breakers
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
+from prfaas.core.resilience.quarantine import Guards
 from prfaas.core.transfer.transfer_state import LINK_FAULTS, TransferEnd
 from prfaas.records import MutableRecord
 
@@ -98,7 +98,7 @@ class RequestTransfers:
 
     __slots__ = ("_breakers", "hand_off", "pull", "pull_outcome")
 
-    def __init__(self, breakers: Breakers) -> None:
+    def __init__(self, breakers: Guards) -> None:
         self._breakers = breakers
         self.hand_off: Movement | None = None
         self.pull: Movement | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from prfaas.core.control.split import instance_of
 from prfaas.core.dispatch.dispatcher import Dispatcher
@@ -34,14 +34,21 @@ from prfaas.core.request.actions import (
     WakeAt,
     WarmDecode,
 )
-from prfaas.core.request.fleet import Again
 from prfaas.core.resilience.quarantine import Target
 from prfaas.core.routing.decision import Path
 from prfaas.records import methods_of
 
 
+class Again(NamedTuple):
+    """A new route of a request whose prefill was given up."""
+
+    routed: Routed
+    decode: str
+
+
 class DispatcherBooks(ABC):
-    """`fleet.Books`, but for what only a driver knows: prompts, caches, and who is well."""
+    """All but what only a driver knows: prompts, caches, and who is well. `number` is a request's.
+    No method raises or takes long."""
 
     dispatcher: Dispatcher
     has_roles: bool

@@ -120,6 +120,8 @@ class RelayingLife(RequestLife):
         pays = hand_off and waits and self._worth(hand_off, now_ns, spent_ns)
         if hand_off and pays and books.begin_relay(self.route.number, now_ns):
             self.stage = Stage.RELAYING
+            # A route is not left as late while its client gets tokens.
+            self.watches = [each for each in self.watches if each.blocks is not hand_off]
             self.watches.append(Timeout(hand_off, now_ns + limits.transfer_timeout_ns))
             actions: list[AnyAction] = []
             self._set_alarm(actions)

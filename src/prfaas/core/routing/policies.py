@@ -23,7 +23,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, exp, log
-from typing import Protocol
 
 from prfaas.core.routing.decision import Decision, Path, Reason, RoutingFacts, judge
 from prfaas.core.routing.predictions import (
@@ -148,16 +147,6 @@ def with_pull(
     return found._replace(
         local_ns=local_ns + decode_ns, local_decode_ns=decode_ns, pull_tokens=pull.num_tokens
     )
-
-
-class Policy(Protocol):
-    """Decides where a request is prefilled. May keep state; does no I/O; costs O(1)."""
-
-    offload_threshold: int
-    """t, tokens."""
-
-    def decide(self, facts: RoutingFacts, found: Prediction) -> Decision:
-        """Decide for one request, given what is predicted of both paths."""
 
 
 class PolicyName(StrEnum):
@@ -312,6 +301,10 @@ class AdaptivePolicy:
         margin = max(settings.margin_ns, settings.margin_ratio * here)
         overruled = self._overruling[usual] = needed + ease * margin < here
         return overruled
+
+
+Policy = LocalPolicy | RemotePolicy | PaperPolicy | AdaptivePolicy
+"""Decides where a request is prefilled. May keep state; does no I/O; costs O(1)."""
 
 
 def make_policy(

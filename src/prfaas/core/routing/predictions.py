@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from prfaas.core.kv.blocks import LAYOUT_ID_BYTES, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.shipping import num_checkpoints
@@ -26,20 +26,26 @@ DecodeWait = Callable[[int], int]
 """Wait for decode, ns, of a request whose blocks are there after so many ns from now."""
 
 
-class CostModel(Protocol):
+class CostModel:
     """Costs of compute and bytes, from profiles and the model's geometry. Pure."""
+
+    __slots__ = ()
 
     def local_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
         """Prefill time of one PD-P instance for new tokens after a cached prefix, ns."""
+        raise NotImplementedError
 
     def remote_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
         """Prefill time of one PrfaaS instance for new tokens after a cached prefix, ns."""
+        raise NotImplementedError
 
     def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
         """KV bytes of a prompt beyond a prefix that is there already."""
+        raise NotImplementedError
 
     def tail_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
         """Bytes among them that can leave only once prefill has ended."""
+        raise NotImplementedError
 
 
 class LinkState(Record, frozen=True):
@@ -226,8 +232,8 @@ RESUME_SHIFT = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """Tables that cost one index to read; a `CostModel`, and the simulator's clockwork.
+class Costs(CostModel):
+    """Tables that cost one index to read: a cost model, and the simulator's clockwork.
 
     Beyond its end a table continues as it ends.
 
@@ -257,25 +263,27 @@ class Costs:
     def local_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
         """Prefill time of a PD-P instance for new tokens after a cached prefix, ns."""
         table, index = self.local_ns, num_new_tokens if num_new_tokens > 0 else 1
-        if not prefix_tokens:
-            return table[index] if index < len(table) else _beyond(table, index)
-        resume, end = self.local_resume_ns, prefix_tokens + index
-        if not resume or end >= len(table):
-            return _warm_beyond(table, resume, index, prefix_tokens)
-        found = table[end] - table[prefix_tokens] + resume[prefix_tokens >> RESUME_SHIFT]
-        cold = table[index]
+        try:
+            cold = table[index]
+            if not prefix_tokens:
+                return cold
+            before, whole = table[prefix_tokens], table[prefix_tokens + index]
+            found = whole - before + self.local_resume_ns[prefix_tokens >> RESUME_SHIFT]
+        except IndexError:
+            return _warm_beyond(table, self.local_resume_ns, index, prefix_tokens)
         return found if found > cold else cold
 
     def remote_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
         """Prefill time of a PrfaaS instance for new tokens after a cached prefix, ns."""
         table, index = self.remote_ns, num_new_tokens if num_new_tokens > 0 else 1
-        if not prefix_tokens:
-            return table[index] if index < len(table) else _beyond(table, index)
-        resume, end = self.remote_resume_ns, prefix_tokens + index
-        if not resume or end >= len(table):
-            return _warm_beyond(table, resume, index, prefix_tokens)
-        found = table[end] - table[prefix_tokens] + resume[prefix_tokens >> RESUME_SHIFT]
-        cold = table[index]
+        try:
+            cold = table[index]
+            if not prefix_tokens:
+                return cold
+            before, whole = table[prefix_tokens], table[prefix_tokens + index]
+            found = whole - before + self.remote_resume_ns[prefix_tokens >> RESUME_SHIFT]
+        except IndexError:
+            return _warm_beyond(table, self.remote_resume_ns, index, prefix_tokens)
         return found if found > cold else cold
 
     def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
@@ -320,16 +328,13 @@ class Costs:
         """End of every chunk of a prefill after a cached prefix, remote unless it is local: tokens
         computed, and ns since its start."""
         step = self.chunk_tokens if self.overlap else num_new_tokens
-        prefill_ns = self.local_prefill_ns if is_local else self.remote_prefill_ns
-        ends = range(step, num_new_tokens, step)
-        if prefix_tokens:
-            found = [(end, prefill_ns(end, prefix_tokens)) for end in ends]
-        else:
-            table = self.local_ns if is_local else self.remote_ns
-            size = len(table)
-            found = [(end, table[end] if end < size else _beyond(table, end)) for end in ends]
-        found.append((num_new_tokens, prefill_ns(num_new_tokens, prefix_tokens)))
-        return found
+        ends = [*range(step, num_new_tokens, step), num_new_tokens]
+        table = self.local_ns if is_local else self.remote_ns
+        if not prefix_tokens and 0 < num_new_tokens < len(table):
+            return [(end, table[end]) for end in ends]
+        if is_local:
+            return [(end, self.local_prefill_ns(end, prefix_tokens)) for end in ends]
+        return [(end, self.remote_prefill_ns(end, prefix_tokens)) for end in ends]
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,27 +385,33 @@ def _with_states(costs: Costs, num_tokens: int, num_bytes: int, spacing: int) ->
     return num_bytes + costs.state_bytes * num_checkpoints(0, num_tokens, spacing)
 
 
-class ScaledBytes:
+class ScaledBytes(CostModel):
     """Costs of a plan whose bytes are multiplied by a factor; times are the plan's.
 
     Args:
         factor: Above 0.
     """
 
-    __slots__ = ("_factor", "_shipped", "_tail", "local_prefill_ns", "remote_prefill_ns")
+    __slots__ = ("_costs", "_factor")
 
     def __init__(self, costs: CostModel, factor: float) -> None:
-        self.local_prefill_ns = costs.local_prefill_ns
-        self.remote_prefill_ns = costs.remote_prefill_ns
-        self._shipped, self._tail, self._factor = costs.shipped_bytes, costs.tail_bytes, factor
+        self._costs, self._factor = costs, factor
+
+    def local_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
+        """That of the plan."""
+        return self._costs.local_prefill_ns(num_new_tokens, prefix_tokens)
+
+    def remote_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
+        """That of the plan."""
+        return self._costs.remote_prefill_ns(num_new_tokens, prefix_tokens)
 
     def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
         """KV bytes beyond a prefix that is there already."""
-        return round(self._shipped(num_prompt_tokens, present_tokens) * self._factor)
+        return round(self._costs.shipped_bytes(num_prompt_tokens, present_tokens) * self._factor)
 
     def tail_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
         """Bytes of the last chunk, and the state."""
-        return round(self._tail(num_prompt_tokens, present_tokens) * self._factor)
+        return round(self._costs.tail_bytes(num_prompt_tokens, present_tokens) * self._factor)
 
 
 def layout_of(costs: Costs, num_tokens: int, *, has_state: bool = True) -> Layout:
@@ -412,7 +423,9 @@ def layout_of(costs: Costs, num_tokens: int, *, has_state: bool = True) -> Layou
 
 
 def _warm_beyond(table: list[int], resume: Sequence[int], new: int, prefix: int) -> int:
-    """T(prefix, new) beyond the end of a table, or without a table of R."""
+    """T(prefix, new) beyond the end of a table, or of a warm one without a table of R."""
+    if not prefix:
+        return _beyond(table, new)
     size, place = len(table), prefix >> RESUME_SHIFT
     cold, before, whole = (
         table[tokens] if tokens < size else _beyond(table, tokens)

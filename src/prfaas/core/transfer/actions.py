@@ -79,11 +79,11 @@ class Tell(TransferAction, frozen=True):
 
 
 class Acknowledge(ReceiverAction, frozen=True):
-    """Report to the peer that blocks of a transfer are here."""
+    """Report to the peer that blocks of a transfer are here: one at least, of its layout."""
 
     peer: str
     transfer_id: bytes
-    names: Iterable[BlockName]
+    names: tuple[BlockName, ...]
 
 
 class AskSource(ReceiverAction, frozen=True):

@@ -207,5 +207,7 @@ class Rows:
         os.close(self.descriptor)
 
     def _pop(self, count: int) -> list[int]:
-        taken, self._free = self._free[:count], self._free[count:]
+        end = len(self._free) - count
+        taken = self._free[end:]
+        del self._free[end:]
         return taken

@@ -55,7 +55,8 @@ class PlainTokenizer:
 
     def get_vocab(self) -> dict[str, int]:
         """Ids of all tokens."""
-        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+        vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return vocab
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text."""

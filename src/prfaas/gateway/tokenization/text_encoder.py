@@ -23,7 +23,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -230,6 +230,9 @@ _MARKERS_TRIED = 64
 class FastTokenizer:
     """Encodes texts as a `tokenizers.Tokenizer` does. Threads may share it.
 
+    A thread reads `fastokens`, two seconds for a vocabulary of 150,000, and until it agrees on all
+    probes the tokenizer itself encodes.
+
     Args:
         core: The tokenizer. It must not truncate or pad.
     """
@@ -237,12 +240,28 @@ class FastTokenizer:
     def __init__(self, core: Any) -> None:
         self._core = core
         self._numbers = itertools.count(1)
-        self._fast = fast = _load(core)
-        markers = [token.content for token in core.get_added_tokens_decoder().values()]
+        self._fast: Any = None
+        self._reading = threading.Thread(target=self._read, name="fastokens")
+        # On the calling thread alone, with nothing kept beside its cache of words.
+        os.environ["FASTOKENS_BPE_THREADS"] = "1"
+        for name in ("FASTOKENS_INPUT_CACHE", "FASTOKENS_SEGMENT_CACHE"):
+            os.environ.pop(name, None)
+        self._reading.start()
+
+    def settled(self) -> Self:
+        """Wait until it is known whether `fastokens` is used."""
+        self._reading.join()
+        return self
+
+    def _read(self) -> None:
+        if (fast := _load(self._core)) is None:
+            return
+        markers = [token.content for token in self._core.get_added_tokens_decoder().values()]
         probes = _probes(markers[:_MARKERS_TRIED])
-        if fast is not None and any(self._differs(fast, text) for text in probes):
-            self._fast = None
+        if any(self._differs(fast, text) for text in probes):
             _log.warning("fastokens differs from tokenizers on this model's texts: it is not used")
+        else:
+            self._fast = fast
 
     @property
     def is_on(self) -> bool:
@@ -285,10 +304,6 @@ def _load(core: Any) -> Any:
     if not keeps_words_by_thread(core):
         _log.info("fastokens is not used: it would keep this model's words for all tenants")
         return None
-    # On the calling thread alone, with nothing kept beside its cache of words.
-    os.environ["FASTOKENS_BPE_THREADS"] = "1"
-    for name in ("FASTOKENS_INPUT_CACHE", "FASTOKENS_SEGMENT_CACHE"):
-        os.environ.pop(name, None)
     from fastokens import Tokenizer
 
     try:
@@ -333,6 +348,12 @@ class Encoder:
             self._fast = FastTokenizer(core)
             if (marker := marker_of(core, chat)) is not None:
                 self.known = KnownPrefixes(marker)
+
+    def settled(self) -> Self:
+        """Wait until it encodes as it will from then on."""
+        if self._fast is not None:
+            self._fast.settled()
+        return self
 
     def encode(
         self, text: str, special: bool, naming: Naming, tokens_max: int | None = None

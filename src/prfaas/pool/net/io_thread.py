@@ -3,18 +3,19 @@
 Data connections run here, so that the node's own loop stays free for messages. With TLS all are on
 the first lane: threads would wait for the interpreter lock at every TLS record. Sealed connections
 are spread over the lanes: sealing, opening, sending and receiving a fragment are a call each, and
-none of them holds the lock. Digests are compared on further threads: hashing needs no lock either.
+none of them holds the lock. Digests are compared on further threads, or on a lane that waits for
+bytes anyway: hashing needs no lock either.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
@@ -161,8 +162,11 @@ class BusyMeter:
         if number is None:
             return None
         try:
-            counts = Path(f"/proc/self/task/{number}/schedstat").read_text(encoding="ascii")
-            ran, waited = counts.split()[:2]
+            opened = os.open(f"/proc/self/task/{number}/schedstat", os.O_RDONLY)
+            try:
+                ran, waited = os.read(opened, 64).split()[:2]
+            finally:
+                os.close(opened)
             return int(ran) + int(waited)
         except (OSError, ValueError):
             return None

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Callable
 
 from prfaas.wire.sockets import prepare
 
@@ -57,21 +58,20 @@ async def shake_hands(connection: ssl.SSLSocket) -> None:
 
 async def readable(connection: socket.socket) -> None:
     """Wait until there is something to read."""
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    number = connection.fileno()
-    loop.add_reader(number, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(number)
+    loop = asyncio.get_running_loop()
+    await _ready(connection.fileno(), loop.add_reader, loop.remove_reader)
 
 
 async def writable(connection: socket.socket) -> None:
     """Wait until the socket is writable."""
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    number = connection.fileno()
-    loop.add_writer(number, ready.set)
+    loop = asyncio.get_running_loop()
+    await _ready(connection.fileno(), loop.add_writer, loop.remove_writer)
+
+
+async def _ready(number: int, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
+    ready = asyncio.Event()
+    add(number, ready.set)
     try:
         await ready.wait()
     finally:
-        loop.remove_writer(number)
+        remove(number)

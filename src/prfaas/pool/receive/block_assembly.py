@@ -336,6 +336,8 @@ class FragmentReader:
         self._claimed: FragmentPrefix | None = None
         """The fragment that has its place in a block, and is not whole."""
         self._is_paused = False
+        self.has_slept = False
+        """True if it has waited for bytes since this was set: its lane has time."""
         self._wakes_at = 1
         self._loop.add_reader(self._number, self._read)
         self._loop.call_soon(self._read)  # Data received with the join is not announced again.
@@ -417,6 +419,7 @@ class FragmentReader:
 
     def _sleep(self) -> None:
         """Wake up for a large part of the missing bytes, not for every segment."""
+        self.has_slept = True
         missing = self._stream.missing_bytes - (RECORD_BYTES if self._is_tls else 0)
         wanted = min(max(1, missing), WAKE_BYTES)
         if wanted != self._wakes_at:

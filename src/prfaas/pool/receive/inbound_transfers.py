@@ -23,7 +23,7 @@ from typing import Protocol
 from prfaas.core.cache.eviction import born_in
 from prfaas.core.facts import FactStream
 from prfaas.core.invariants import check_invariants
-from prfaas.core.kv.blocks import BlockKey, Layout
+from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.tenant_salts import tag_in
 from prfaas.core.transfer import actions as do
 from prfaas.core.transfer import events as on
@@ -296,14 +296,10 @@ class InboundTransfers:
         channel = self.channels.of(action.peer)
         if channel is None:
             return
-        by_layout: dict[bytes, list[BlockKey]] = {}
-        for layout_id, key in action.names:
-            by_layout.setdefault(layout_id, []).append(key)
-        for layout_id, keys in by_layout.items():
-            for start in range(0, len(keys), KEYS_AT_ONCE):
-                part = wire_keys(keys[start : start + KEYS_AT_ONCE])
-                arrived = Arrived(transfer_id=action.transfer_id, layout_id=layout_id, keys=part)
-                channel.send(arrived)
+        layout_id, keys = action.names[0][0], [key for _, key in action.names]
+        for start in range(0, len(keys), KEYS_AT_ONCE):
+            part = wire_keys(keys[start : start + KEYS_AT_ONCE])
+            channel.send(Arrived(transfer_id=action.transfer_id, layout_id=layout_id, keys=part))
 
     def _ask_source(self, action: do.AskSource) -> None:
         pull: Pull = action.request

@@ -247,18 +247,23 @@ def _planned(setup: Setup, cluster: ClusterSetup) -> CostModel:
     return costs if local == remote == 1.0 else _ScaledTimes(costs, local, remote)
 
 
-class _ScaledTimes:
+class _ScaledTimes(CostModel):
     """Costs of a plan whose times of prefills are multiplied by factors; bytes are the plan's."""
 
     def __init__(self, costs: CostModel, local: float, remote: float) -> None:
         self._costs, self._local, self._remote = costs, local, remote
-        self.shipped_bytes, self.tail_bytes = costs.shipped_bytes, costs.tail_bytes
 
-    def local_prefill_ns(self, *lengths: int) -> int:
-        return round(self._costs.local_prefill_ns(*lengths) * self._local)
+    def local_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
+        return round(self._costs.local_prefill_ns(num_new_tokens, prefix_tokens) * self._local)
 
-    def remote_prefill_ns(self, *lengths: int) -> int:
-        return round(self._costs.remote_prefill_ns(*lengths) * self._remote)
+    def remote_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
+        return round(self._costs.remote_prefill_ns(num_new_tokens, prefix_tokens) * self._remote)
+
+    def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
+        return self._costs.shipped_bytes(num_prompt_tokens, present_tokens)
+
+    def tail_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
+        return self._costs.tail_bytes(num_prompt_tokens, present_tokens)
 
 
 def _is_right(cluster: ClusterSetup) -> bool:

@@ -423,8 +423,7 @@ class SimulatedRequestRun(_Passive):
         if not decoder.up:
             self.broke(had_request=False)
             return
-        num_tokens_at_end = self.request.num_prompt_tokens + self.request.num_output_tokens
-        if not decoder.fits(parts.setup.costs.kv_bytes(num_tokens_at_end)):
+        if not decoder.fits(self.request.num_prompt_tokens + self.request.num_output_tokens):
             parts.guards.ended(name, BreakerOutcome.NOTHING, parts.clock.now_ns)
             self.report(Stopped(Outcome.FAILED))
             return

@@ -103,9 +103,10 @@ class Telemetry:
         sim, signals = self._sim, self._sim.setup.signals
         if not sim.busy:
             return
-        sim.guards.refresh(sim.clock.now_ns)
-        sim.clock.after(signals.delay_ns, self._deliver, self._look())
-        sim.clock.after(signals.interval_ns, self._observe)
+        now_ns, at = sim.clock.now_ns, sim.clock.at
+        sim.guards.refresh(now_ns)
+        at(now_ns + signals.delay_ns, self._deliver, self._look())
+        at(now_ns + signals.interval_ns, self._observe)
 
     def _look(self) -> Observation:
         now_ns, were_open, reports = self._sim.clock.now_ns, self._open, []

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import ceil
 
-from prfaas.sim.system.clock import NEVER, Clock
+from prfaas.sim.system.clock import NEVER, Action, Clock
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import Setup
 
@@ -54,6 +54,7 @@ class DecodeInstance:
         self._chunk_ns = 0.0
         self._context_sum = 0.0
         self._leave_at_ns = self._asked_at_ns = NEVER
+        self._leaving: Action = self._leave
 
     @property
     def num_waiting(self) -> int:
@@ -65,10 +66,10 @@ class DecodeInstance:
         """Sequences in the batch."""
         return len(self._running)
 
-    def fits(self, num_bytes: int) -> bool:
-        """Return True if an empty instance can hold a sequence of so many KV bytes."""
+    def fits(self, num_tokens: int) -> bool:
+        """Return True if an empty instance can hold the KV blocks of a sequence."""
         capacity = self._limits.kv_capacity_bytes
-        return capacity is None or num_bytes <= capacity
+        return capacity is None or self._costs.kv_bytes(num_tokens) <= capacity
 
     def submit(self, request: Request) -> None:
         """Queue a prefilled request."""
@@ -124,13 +125,13 @@ class DecodeInstance:
     def _admit(self) -> None:
         if not self._waiting or self.is_frozen:
             return
-        running, limits, kv_bytes = self._running, self._limits, self._costs.kv_bytes
+        running, limits, costs = self._running, self._limits, self._costs
         capacity = limits.kv_capacity_bytes
         while self._waiting and len(running) < limits.batch_max:
             # Engines take blocks as a sequence grows, and the sequences of a batch are at different
             # points of their outputs: each counts with half of its own.
             request = self._waiting[0]
-            size = kv_bytes(request.num_prompt_tokens + request.num_output_tokens // 2)
+            size = costs.kv_bytes(request.num_prompt_tokens + request.num_output_tokens // 2)
             if capacity is not None and self.kv_used_bytes + size > capacity:
                 return
             self.kv_used_bytes += size
@@ -159,7 +160,7 @@ class DecodeInstance:
         """Be called when the next sequence ends, or before: that costs less than every change."""
         if self._leave_at_ns < self._asked_at_ns:
             self._asked_at_ns = self._leave_at_ns
-            self._clock.at(self._asked_at_ns, self._leave, self._asked_at_ns)
+            self._clock.at(self._asked_at_ns, self._leaving, self._asked_at_ns)
 
     def _leave(self, asked_at_ns: int) -> None:
         if asked_at_ns != self._asked_at_ns:

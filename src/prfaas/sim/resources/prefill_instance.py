@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from prfaas.records import MutableRecord
 from prfaas.sim.resources.transport import Transport
-from prfaas.sim.system.clock import Clock
+from prfaas.sim.system.clock import Action, Clock
 from prfaas.sim.system.request import Request
 
 
@@ -55,6 +55,7 @@ class PrefillInstance:
         self._started_at_ns = self._stalled_at_ns = 0
         self._life = 0
         self.is_stalled = False
+        self._ending: Action = self._done
 
     def submit(self, job: PrefillJob) -> None:
         """Queue a job, and start it when nothing runs."""
@@ -146,7 +147,7 @@ class PrefillInstance:
         """Compute these chunks of a job, the last ones of it."""
         if job.transport is not None and len(chunks) > 1:
             job.transport.ship(job.request, chunks, self._started_at_ns)
-        self._clock.at(self._started_at_ns + chunks[-1][1], self._done, (self._life, job))
+        self._clock.at(self._started_at_ns + chunks[-1][1], self._ending, (self._life, job))
 
     def _hold(self, job: PrefillJob) -> None:
         if job.transport is not None and job.attempt == job.request.attempt:

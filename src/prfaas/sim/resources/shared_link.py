@@ -14,7 +14,7 @@ call it for landings alone; links that share one WAN also for every change.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
@@ -22,7 +22,7 @@ from math import isfinite
 
 from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.transfer.link_goodput import LinkGoodput
-from prfaas.sim.system.clock import NEVER, Clock
+from prfaas.sim.system.clock import NEVER, Action, Clock
 from prfaas.sim.system.request import Request
 from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
@@ -246,6 +246,7 @@ class SharedLink(ServedFlows):
         """Bytes of flows that will be there, by instant."""
         self._next_at_ns = self._asked_at_ns = NEVER
         self._in_flight: dict[Flow, None] = {}
+        self._calling: Action = self._called
 
     def join(self, wan: HostLinks) -> None:
         """Share the capacity with other links, before anything is sent."""
@@ -324,32 +325,31 @@ class SharedLink(ServedFlows):
         self._in_flight[flow] = None
         return flow
 
-    def feed(self, flow: Flow, coming: Iterable[tuple[int, int]]) -> None:
-        """More bytes of a flow may leave at instants to come, ns, unless it is ended by then."""
-        for at_ns, num_bytes in coming:
-            self._num_pushed += 1
-            heappush(self._due, (at_ns, self._num_pushed, flow, num_bytes))
-        self._plan()
+    def feed(self, flow: Flow, at_ns: int, num_bytes: int) -> None:
+        """More bytes of a flow may leave from an instant to come, ns, unless it is ended by then;
+        `plan` has to follow."""
+        self._num_pushed += 1
+        heappush(self._due, (at_ns, self._num_pushed, flow, num_bytes))
 
     def stop_feeding(self, flow: Flow) -> None:
         """Take back the bytes that a flow was to be fed."""
         self._catch_up()
         self._due = [each for each in self._due if each[2] is not flow]
         heapify(self._due)
-        self._plan()
+        self.plan()
 
     def add(self, flow: Flow, num_bytes: int, *, last: bool) -> None:
         """More bytes of a flow may leave."""
         self._catch_up()
         self._enter(flow, num_bytes, self._clock.now_ns, last=last)
-        self._plan()
+        self.plan()
 
     def close(self, flow: Flow, num_bytes: int) -> None:
         """The last bytes of a flow may leave, which has so many in all."""
         self._catch_up()
         left = num_bytes - flow.added_bytes
         self._enter(flow, left if left > 0 else 0, self._clock.now_ns, last=True)
-        self._plan()
+        self.plan()
 
     def set_rate(self, bits_per_s: float) -> None:
         """The capacity changes; 0 is a cut."""
@@ -369,7 +369,7 @@ class SharedLink(ServedFlows):
         self._activate(0)
         self._share()
         self._find_next_end(now_ns)
-        self._plan()
+        self.plan()
 
     def restart(self) -> None:
         """The link is connected anew."""
@@ -387,7 +387,7 @@ class SharedLink(ServedFlows):
         del self._in_flight[flow]
         self.lost_bytes += flow.added_bytes
         self._find_next_end(self._clock.now_ns)
-        self._plan()
+        self.plan()
 
     def flows(self) -> list[Flow]:
         """Open flows, oldest first."""
@@ -421,9 +421,9 @@ class SharedLink(ServedFlows):
             if flow.ended or self._bursts(flow, num_bytes, at_ns, until_ns):
                 continue
             self._enter(flow, num_bytes, at_ns, last=False)
-        self._plan()
+        self.plan()
 
-    def _plan(self) -> None:
+    def plan(self) -> None:
         """Be called when the next flow can land, or before, or at the next change."""
         drains_at_ns, due = self._drains_at_ns, self._due
         next_at_ns = drains_at_ns
@@ -441,7 +441,7 @@ class SharedLink(ServedFlows):
             at_ns = next_at_ns
         if at_ns < self._asked_at_ns:
             self._asked_at_ns = at_ns
-            self._clock.at(at_ns, self._called, at_ns)
+            self._clock.at(at_ns, self._calling, at_ns)
 
     def _called(self, at_ns: int) -> None:
         if at_ns != self._asked_at_ns:
@@ -450,7 +450,7 @@ class SharedLink(ServedFlows):
         self._asked_at_ns, landing = NEVER, self._landing
         while landing and landing[0][0] <= at_ns:
             self._land(landing.popleft()[1])
-        self._plan()
+        self.plan()
 
     def _land(self, flow: Flow) -> None:
         if flow.ended:

@@ -177,15 +177,15 @@ class Transport:
         transfer = self._open.get(request)
         if transfer is None or transfer.flow is None:
             return
-        before, coming = transfer.flow.added_bytes, list[tuple[int, int]]()
-        num_present, sent_bytes = request.num_hit_tokens, self.costs.sent_bytes
+        flow, link, costs = transfer.flow, self.link, self.costs
+        before, num_present = flow.added_bytes, request.num_hit_tokens
         for i in range(len(chunks) - 1):
             tokens, after_ns = chunks[i]
-            ready_bytes = sent_bytes(num_present + tokens) - transfer.kept_bytes
+            ready_bytes = costs.sent_bytes(num_present + tokens) - transfer.kept_bytes
             if ready_bytes > before:
-                coming.append((since_ns + after_ns, ready_bytes - before))
+                link.feed(flow, since_ns + after_ns, ready_bytes - before)
                 before = ready_bytes
-        self.link.feed(transfer.flow, coming)
+        link.plan()
 
     def finish(self, request: Request) -> None:
         """All of a prompt is computed: ship what is left."""

@@ -10,7 +10,6 @@ such parts, and is left out.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from operator import attrgetter
@@ -29,7 +28,7 @@ IntArray = NDArray[np.int64]
 
 def column(requests: Sequence[Request], name: str) -> IntArray:
     """One attribute, a whole number, of every request."""
-    return np.frombuffer(array("q", map(attrgetter(name), requests)), np.int64)
+    return np.fromiter(map(attrgetter(name), requests), np.int64, len(requests))
 
 
 class Columns(dict[str, IntArray]):
@@ -59,7 +58,8 @@ def columns_of(requests: Sequence[Request]) -> Columns:
 
 def have_finished(requests: Sequence[Request]) -> NDArray[np.bool_]:
     """Mask of finished requests."""
-    return np.array([r.outcome is Outcome.FINISHED for r in requests], dtype=bool)
+    finished = Outcome.FINISHED
+    return np.array([r.outcome is finished for r in requests], dtype=bool)
 
 
 class FinishedRequests:

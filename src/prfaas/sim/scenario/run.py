@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import exp
@@ -13,6 +12,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from prfaas.planner.model.kv_geometry import FloatArray
+from prfaas.records import without_collections
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.results.columns import columns_of
 from prfaas.sim.results.invariants import check
@@ -46,7 +46,7 @@ def run(
     Raises:
         BrokenInvariantError: The simulator contradicts itself.
     """
-    with _without_collections():
+    with without_collections():
         requests = scenario.requests()
         total = len(requests)
         report = None if on_progress is None else (lambda n: on_progress(n, total))
@@ -59,23 +59,6 @@ def run(
         start_ns = min(scenario.start_ns, end_ns - 1)
         results = summarise(simulation, start_ns=start_ns, end_ns=end_ns, columns=columns)
     return ScenarioRun(scenario, simulation, results)
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """A run makes no cycles that end before it does: to search for some is in vain.
-
-    Objects of the run count as old afterwards: the next full collection covers them.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.unfreeze()
-        if collects:
-            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
