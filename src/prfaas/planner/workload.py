@@ -208,11 +208,8 @@ class LogNormalLengths:
 
 @dataclass(frozen=True)
 class EmpiricalLengths:
-    """Lengths as they were observed, each as likely as often as it occurs.
-
-    Raises:
-        ConfigError: No lengths, or a length that is not above 0, or other prefixes than lengths.
-    """
+    """Lengths as they were observed, each as likely as often as it occurs. `ConfigError`: No
+    lengths, or a length that is not above 0, or other prefixes than lengths."""
 
     lengths: tuple[float, ...]
     """Tokens, any order, at least one, all above 0."""

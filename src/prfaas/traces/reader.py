@@ -195,19 +195,16 @@ def _parser(
 
 @dataclass(slots=True)
 class _Reader:
-    """Requests of one pass over a file.
-
-    Args:
-        damaged_max: Largest share of damaged lines.
-        has_instants: The format has instants; without, the order of the lines counts.
-        first_ns: Instant from which the part counts; None takes the first request.
-    """
+    """Requests of one pass over a file."""
 
     path: Path
     damaged_max: float
+    """Largest share of damaged lines."""
     part: TracePart
     has_instants: bool
+    """The format has instants; without, the order of the lines counts."""
     first_ns: int | None
+    """Instant from which the part counts; None takes the first request."""
     limits: TraceLimits
     drops: Drops = field(default_factory=Drops)
     days: Days = field(default_factory=Days)
