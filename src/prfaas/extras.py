@@ -31,10 +31,7 @@ def is_installed(module: str) -> bool:
 
 def missing(what: str, extra: str) -> str | None:
     """Return a sentence with the command that installs an extra; None if all of it is installed.
-
-    Args:
-        what: What needs it, the sentence's subject.
-    """
+    `what`: What needs it, the sentence's subject."""
     absent = [module for module in EXTRAS[extra] if not is_installed(module)]
     if not absent:
         return None

@@ -98,28 +98,22 @@ class JobError(PrfaasError):
 
 @dataclass(frozen=True, slots=True)
 class SweepJob(Generic[Made]):
-    """One job.
-
-    Attributes:
-        name: Settings of the job in words, for errors.
-        work: A function without arguments; can be pickled, and so can its result.
-    """
+    """One job."""
 
     name: str
+    """Settings of the job in words, for errors."""
     work: Callable[[], Made]
+    """A function without arguments; can be pickled, and so can its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPlace:
-    """Place of a sweep.
-
-    Attributes:
-        num_workers: Jobs at a time; None is one per core. 1 without Ray is this process itself.
-        ray: Address of a Ray cluster; None runs processes of this machine.
-    """
+    """Place of a sweep."""
 
     num_workers: int | None = None
+    """Jobs at a time; None is one per core. 1 without Ray is this process itself."""
     ray: str | None = None
+    """Address of a Ray cluster; None runs processes of this machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ ENDLESS, TORN = "endless", "torn"
 def audit_log(settings: AuditSettings) -> tuple[AuditLog, CollectorRegistry]:
     """A log with metrics of its own."""
     registry = CollectorRegistry()
-    return AuditLog(settings, PROCESS, AuditMetrics(registry, "prfaas_pool")), registry
+    return AuditLog(settings, PROCESS, AuditMetrics(registry, "pool")), registry
 
 
 def metric(registry: CollectorRegistry, name: str) -> float:

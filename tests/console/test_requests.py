@@ -13,8 +13,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from prfaas.console.request_filter import RequestFilter
-from prfaas.console.request_list import QUERIES_MAX, ROWS_MAX, RequestPages
+from prfaas.console.request_list import QUERIES_MAX, ROWS_MAX, RequestFilter, RequestPages
 from prfaas.console.request_series import BUCKETS_MAX, RequestSeries, itl_ns, link_shares, step_of
 from prfaas.core.request.actions import FellBack
 from prfaas.core.request.events import Outcome

@@ -11,8 +11,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from prfaas.console.sessions import AGE_MAX_NS, ID_CHARS_MAX, PER_KEY_MAX, BrowserSessions
-from prfaas.console.sign_in import SignIn
+from prfaas.console.sign_in import AGE_MAX_NS, ID_CHARS_MAX, PER_KEY_MAX, BrowserSessions, SignIn
 from prfaas.core.admission.quotas import TRIES_MAX
 from prfaas.gateway.tenancy.tenants import ApiKeys, key_hash, new_key
 from tests.gateway.conftest import World, running

@@ -24,7 +24,7 @@ from typing import Any
 import aiohttp
 
 from prfaas.cli.deploy.topology import Topology, parts
-from prfaas.cli.preflight.pool_survey import survey
+from prfaas.cli.preflight.compatibility import survey
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.shipping import shipped_range
 from prfaas.planner.model.hf_config import geometry_from_config

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.shipping import manifest_digest
@@ -65,6 +65,8 @@ PROMPT = [BlockKey(0, bytes([n]) * 32) for n in range(8)] + [
 HASHES = [bytes([n]) * 32 for n in range(256)] + [n.to_bytes(32, "big") for n in range(1, 400)]
 NAMED = {group: b"".join(HASHES) for group in (0, 1)}
 """The list of blocks of every ticket, unless a test is about lists: all that tests use."""
+
+M = TypeVar("M", bound=AnyMessage)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -294,7 +296,7 @@ class Peer:
         assert self.data is not None
         self.data.write(encode_prefix(fragment) + fragment.data)
 
-    def of(self, kind: type[AnyMessage]) -> list[AnyMessage]:
+    def of(self, kind: type[M]) -> list[M]:
         return [message for message in self.messages if isinstance(message, kind)]
 
 

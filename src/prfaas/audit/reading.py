@@ -8,8 +8,7 @@ from pathlib import Path
 
 from prfaas.audit.chain_file import logs_in
 from prfaas.audit.keys import checker
-from prfaas.core.audit.chain import LINE_BYTES_MAX, Line, parse_line
-from prfaas.core.audit.heads import Head
+from prfaas.core.audit.chain import LINE_BYTES_MAX, Head, Line, parse_line
 from prfaas.core.audit.records import RecordKind
 from prfaas.core.audit.verification import LinePlace, LogVerifier, VerificationReport
 from prfaas.errors import ConfigError
@@ -111,27 +110,24 @@ _BYTE_FIELDS = ("bytes", "link_bytes", "wire_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Conditions that a record has to meet; None and empty ones are met by all.
-
-    Attributes:
-        since: Earliest time, ISO 8601 in UTC as in the lines.
-        until: Time before which a record has to be.
-        kinds: Kinds; without any, all but lines of the log's own book-keeping.
-        tenant: Beginning of a tenant class, or a tenant's name.
-        outcome: Of a movement, or the reason of a refusal.
-        source: Sending pool of a movement, or pool that a purge is about.
-        operator: Name of the operator's key.
-        transfer: Beginning of the id of a ticket and its transfer.
-    """
+    """Conditions that a record has to meet; None and empty ones are met by all."""
 
     since: str | None = None
+    """Earliest time, ISO 8601 in UTC as in the lines."""
     until: str | None = None
+    """Time before which a record has to be."""
     kinds: frozenset[str] = frozenset()
+    """Kinds; without any, all but lines of the log's own book-keeping."""
     tenant: str | None = None
+    """Beginning of a tenant class, or a tenant's name."""
     outcome: str | None = None
+    """Of a movement, or the reason of a refusal."""
     source: str | None = None
+    """Sending pool of a movement, or pool that a purge is about."""
     operator: str | None = None
+    """Name of the operator's key."""
     transfer: str | None = None
+    """Beginning of the id of a ticket and its transfer."""
 
     def takes(self, line: Line) -> bool:
         """Return True if a record meets all conditions."""
@@ -153,14 +149,11 @@ class Filter:
 
 @dataclass(slots=True)
 class Sums:
-    """Records and bytes, by what they have in common.
-
-    Attributes:
-        rows: By kind, direction, sender, receiver and outcome: records, then `bytes`,
-            `link_bytes` and `wire_bytes`.
-    """
+    """Records and bytes, by what they have in common."""
 
     rows: dict[tuple[str, str, str, str, str], list[int]] = field(default_factory=dict)
+    """By kind, direction, sender, receiver and outcome: records, then `bytes`, `link_bytes` and
+    `wire_bytes`."""
 
     def add(self, line: Line) -> None:
         """Add a record."""

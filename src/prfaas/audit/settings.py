@@ -24,29 +24,26 @@ class OnFull(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """Files and intervals.
-
-    Attributes:
-        folder: Directory of the files.
-        keys: Directory of NAME.key, the signing key; created if absent.
-        rotate_bytes: Size from which a new file is begun.
-        keep: Files that are kept; 0 keeps all.
-        on_full: Behaviour while the log cannot be written.
-        checkpoint_lines: Lines after which a checkpoint is due.
-        checkpoint_s: Time after which one is due if there are new lines, seconds.
-        queue_max: Records that wait while the log cannot be written; more are lost and counted.
-        retry_s: Wait before a log that could not be written is tried again, seconds.
-    """
+    """Files and intervals."""
 
     folder: Path
+    """Directory of the files."""
     keys: Path
+    """Directory of NAME.key, the signing key; created if absent."""
     rotate_bytes: int = 64 << 20
+    """Size from which a new file is begun."""
     keep: int = 0
+    """Files that are kept; 0 keeps all."""
     on_full: OnFull = OnFull.OPEN
+    """Behaviour while the log cannot be written."""
     checkpoint_lines: int = 1000
+    """Lines after which a checkpoint is due."""
     checkpoint_s: float = 10.0
+    """Time after which one is due if there are new lines, seconds."""
     queue_max: int = 20_000
+    """Records that wait while the log cannot be written; more are lost and counted."""
     retry_s: float = 1.0
+    """Wait before a log that could not be written is tried again, seconds."""
 
     @classmethod
     def of(cls, table: AuditTable | None) -> AuditSettings | None:

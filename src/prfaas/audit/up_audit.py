@@ -19,16 +19,13 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class UpAudit:
-    """Writes the records of one `prfaas up`; ConfigError if the log cannot be written.
-
-    Args:
-        settings: None without an audit log; then nothing is recorded.
-    """
+    """Writes the records of one `prfaas up`; ConfigError if the log cannot be written. `settings`:
+    None without an audit log; then nothing is recorded."""
 
     def __init__(self, settings: AuditSettings | None) -> None:
         self._log: AuditLog | None = None
         if settings is not None:
-            self._log = AuditLog(settings, NAME, AuditMetrics(CollectorRegistry(), "prfaas_up"))
+            self._log = AuditLog(settings, NAME, AuditMetrics(CollectorRegistry(), "up"))
 
     @property
     def accepts(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter
 
 from prfaas.core.billing.usage import Amounts, UsageKey
+from prfaas.series import Families
 from prfaas.units import NS_PER_S
 
 _LABELS = ("tenant", "phase", "cluster", "class")
@@ -14,19 +15,24 @@ class UsageMetrics:
     """Counters of a gateway; those of usage grow when it is recorded."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"prfaas_usage_{name}", text, _LABELS, registry=registry)
-
-        self._count = counter("operations", "Prefills that were booked, and decodes that ended")
-        self._tokens = counter("tokens", "Prompt tokens to compute, and output tokens")
-        self._engine = counter("engine_seconds", "Work of an instance for prefills")
-        self._slot = counter("slot_seconds", "Time of sequences in instances that decode")
-
-        self._saved = Counter(
-            "prfaas_tenant_saved_seconds",
+        make = Families(registry)
+        self._count = make.counter(
+            "usage_operations", "Prefills that were booked, and decodes that ended", *_LABELS
+        )
+        self._tokens = make.counter(
+            "usage_tokens", "Prompt tokens to compute, and output tokens", *_LABELS
+        )
+        self._engine = make.counter(
+            "usage_engine_seconds", "Work of an instance for prefills", *_LABELS
+        )
+        self._slot = make.counter(
+            "usage_slot_seconds", "Time of sequences in instances that decode", *_LABELS
+        )
+        self._saved = make.counter(
+            "tenant_saved_seconds",
             "Work of an instance that cached prefixes saved; 0 without a plan",
-            ("tenant", "cluster"),
-            registry=registry,
+            "tenant",
+            "cluster",
         )
 
     def saved(self, key: UsageKey, saved_ns: int) -> None:
@@ -43,9 +49,6 @@ class UsageMetrics:
 
 def storage_counter(registry: CollectorRegistry) -> Counter:
     """The counter of a pool node, by tier."""
-    return Counter(
-        "prfaas_usage_storage_byte_seconds",
-        "Bytes of KV blocks held, times seconds",
-        ("tier",),
-        registry=registry,
+    return Families(registry).counter(
+        "usage_storage_byte_seconds", "Bytes of KV blocks held, times seconds", "tier"
     )

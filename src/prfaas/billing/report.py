@@ -30,15 +30,12 @@ Logs = Mapping[str, Mapping[int, Path]]
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """Time of a bill.
-
-    Attributes:
-        since: First instant, as in the lines; "" is the first line.
-        until: Instant after the last one; "" is after the last line.
-    """
+    """Time of a bill."""
 
     since: str = ""
+    """First instant, as in the lines; "" is the first line."""
     until: str = ""
+    """Instant after the last one; "" is after the last line."""
 
     def has(self, at: str) -> bool:
         """Return True if a time is within."""
@@ -76,14 +73,8 @@ def logs_in_folders(folders: Sequence[Path]) -> Logs:
 
 
 def make_bill(logs: Logs, period: Period, on_bytes: OnBytes = lambda _: None) -> Bill:
-    """The bill of a period. Reads all logs twice.
-
-    Args:
-        logs: Files by the name of the log and by number.
-
-    Raises:
-        ConfigError: A file cannot be read.
-    """
+    """The bill of a period. Reads all logs twice. `logs`: Files by the name of the log and by
+    number. `ConfigError`: A file cannot be read."""
     sources = BillSources(frozenset(logs))
     for line in _lines(logs, on_bytes):
         sources.learn(line, period.tickets_since)

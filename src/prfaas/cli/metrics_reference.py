@@ -52,19 +52,16 @@ An engine's own metrics are vLLM's. This page is written from the code by
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A metric.
-
-    Attributes:
-        name: Without the suffixes of its samples.
-        kind: "counter", "gauge" or "histogram".
-        buckets: Upper bounds of a histogram, +Inf left out.
-    """
+    """A metric."""
 
     name: str
+    """Without the suffixes of its samples."""
     kind: str
+    """"counter", "gauge" or "histogram"."""
     labels: tuple[str, ...]
     what: str
     buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram, +Inf left out."""
 
     @property
     def samples(self) -> tuple[str, ...]:

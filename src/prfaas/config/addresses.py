@@ -9,11 +9,8 @@ PORT_MAX = 65535
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host, without brackets, and port.
-
-    Raises:
-        ValueError: It is no HOST:PORT, or no host and no port can be called that.
-    """
+    """Host, without brackets, and port. `ValueError`: It is no HOST:PORT, or no host and no port
+    can be called that."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > PORT_MAX:
         raise ValueError(f"{text!r} is not HOST:PORT with a port up to {PORT_MAX}")
@@ -34,12 +31,9 @@ def join_address(address: tuple[str, int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Addresses of everything a gateway talks to, once all have their ports.
-
-    Attributes:
-        engines: Base URL by engine name, without a trailing slash: "http://127.0.0.1:8100".
-        pools: Host and port of the TLS listener by pool name.
-    """
+    """Addresses of everything a gateway talks to, once all have their ports."""
 
     engines: Mapping[str, str]
+    """Base URL by engine name, without a trailing slash: "http://127.0.0.1:8100"."""
     pools: Mapping[str, tuple[str, int]]
+    """Host and port of the TLS listener by pool name."""

@@ -1,9 +1,13 @@
-"""Signing in to the console: an operator's key against a cookie that scripts do not see."""
+"""Signing in to the console: an operator's key against a cookie that scripts do not see.
+
+A session of a browser stands for the key and does not hold it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import secrets
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Annotated
@@ -12,7 +16,6 @@ import msgspec
 from aiohttp import hdrs, web
 
 from prfaas.config.tenants import OperatorRank
-from prfaas.console.sessions import ID_CHARS_MAX, BrowserSessions
 from prfaas.core.admission.quotas import WrongKeys
 from prfaas.errors import RequestError
 from prfaas.gateway.api.auth import OPERATOR, SESSION_PATH, WITHOUT_KEY, Access
@@ -21,6 +24,64 @@ from prfaas.gateway.http.errors import RejectedError
 from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.tenancy.tenants import KEY_CHARS_MAX, key_hash
 from prfaas.logs import log_event
+from prfaas.units import NS_PER_S
+
+ID_BYTES = 32
+"""Random bytes of a session's id."""
+ID_CHARS_MAX = 64
+PER_KEY_MAX = 16
+"""BrowserSessions of one key; a further one ends the oldest."""
+AGE_MAX_NS = 12 * 3600 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class BrowserSession:
+    """One browser that has signed in."""
+
+    key_hash: str
+    """Of its operator's key, as in the deployment file."""
+    until_ns: int
+    """Instant at which it ends."""
+
+
+class BrowserSessions:
+    """The sessions of one gateway. A restart ends all.
+
+    Only the hash of an id is kept, so the time of a lookup tells nothing about ids.
+    """
+
+    def __init__(self, age_max_ns: int = AGE_MAX_NS) -> None:
+        self._age_max_ns = age_max_ns
+        self._by_id: dict[bytes, BrowserSession] = {}
+
+    def begin(self, key_hash: str, now_ns: int) -> str:
+        """Begin one, and return its id, which is secret."""
+        self._by_id = {i: each for i, each in self._by_id.items() if each.until_ns > now_ns}
+        same = [name for name, each in self._by_id.items() if each.key_hash == key_hash]
+        for name in same[: max(len(same) - PER_KEY_MAX + 1, 0)]:
+            del self._by_id[name]
+        session_id = secrets.token_urlsafe(ID_BYTES)
+        self._by_id[_digest(session_id)] = BrowserSession(key_hash, now_ns + self._age_max_ns)
+        return session_id
+
+    def key_hash(self, session_id: str, now_ns: int) -> str:
+        """Return the hash of the key that a session stands for; empty if there is none."""
+        if not session_id or len(session_id) > ID_CHARS_MAX:
+            return ""
+        found = self._by_id.get(_digest(session_id))
+        return found.key_hash if found is not None and found.until_ns > now_ns else ""
+
+    def end(self, session_id: str) -> None:
+        """End one, if there is one."""
+        self._by_id.pop(_digest(session_id), None)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+
+def _digest(session_id: str) -> bytes:
+    return hashlib.sha256(session_id.encode(errors="replace")).digest()
+
 
 _OWN_SITE = ("same-origin", "none")
 """Values of `Sec-Fetch-Site` of the console's page, and of an address that was typed in."""
@@ -35,16 +96,13 @@ class KeyBody(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class SignIn:
-    """The sessions of one gateway, and the path at which they begin and end.
-
-    Attributes:
-        gateway: Its name. Cookies know no ports: two gateways of one host need two names.
-        trace_page: Address of a trace, with `{trace_id}`; None if there is no viewer.
-    """
+    """The sessions of one gateway, and the path at which they begin and end."""
 
     access: Access
     gateway: str
+    """Its name. Cookies know no ports: two gateways of one host need two names."""
     trace_page: str | None = None
+    """Address of a trace, with `{trace_id}`; None if there is no viewer."""
     sessions: BrowserSessions = field(default_factory=BrowserSessions)
     tries: WrongKeys = field(default_factory=WrongKeys)
     """Wrong keys, by address. A right one always opens: all browsers behind a proxy have one."""
@@ -124,7 +182,7 @@ class SignIn:
 
 
 def _check_origin(request: web.Request) -> None:
-    """Refuse what a page of another origin sends; RequestError if 403.
+    """Refuse what a page of another origin sends; RequestError (403).
 
     `SameSite` alone does not: a page at another port of this host is of the same site.
     """

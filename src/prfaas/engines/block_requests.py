@@ -46,33 +46,27 @@ class BlockState(Enum):
 
 @dataclass(slots=True)
 class JobDone:
-    """A finished copy job.
-
-    Attributes:
-        ok: True if all of it was done.
-        loaded: Which keys of a load are good.
-        sources: Pools that the blocks of a load came from.
-    """
+    """A finished copy job."""
 
     job: int
     ok: bool
+    """True if all of it was done."""
     loaded: list[bool] = field(default_factory=list)
+    """Which keys of a load are good."""
     sources: list[str] = field(default_factory=list)
+    """Pools that the blocks of a load came from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """Blocks that a request looked up, by their last answer.
-
-    Attributes:
-        num_late: Still in transit when the request waited no longer.
-        num_unanswered: Asked for without an answer.
-    """
+    """Blocks that a request looked up, by their last answer."""
 
     num_found: int
     num_missing: int
     num_late: int
+    """Still in transit when the request waited no longer."""
     num_unanswered: int
+    """Asked for without an answer."""
 
 
 @dataclass(slots=True)
@@ -97,11 +91,8 @@ class _Request:
 
 
 class BlockRequests:
-    """Batches lookups, tracks jobs.
-
-    Args:
-        send: Queues a message for the pool node; False if it is not there.
-    """
+    """Batches lookups, tracks jobs. `send`: Queues a message for the pool node; False if it is not
+    there."""
 
     def __init__(self, send: Callable[[Message], bool], clock_ns: Callable[[], int]) -> None:
         self._send = send
@@ -123,11 +114,7 @@ class BlockRequests:
             self._requests[request] = _Request(transfer_id, source, deadline)
 
     def end(self, request: str) -> Lookups | None:
-        """A request is over.
-
-        Returns:
-            Result of its lookups; None if it waited for no transfer.
-        """
+        """A request is over. Returns result of its lookups; None if it waited for no transfer."""
         with self._lock:
             state = self._requests.pop(request, None)
         if state is None or state.transfer_id is None:

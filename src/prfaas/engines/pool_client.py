@@ -32,17 +32,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Times and limits of an engine's connection.
-
-    Attributes:
-        retry_s: Wait before a lost connection is dialled again, seconds.
-        silence_s: A pool node pings every second; after this silence it counts as dead.
-        outbox_max: Messages not yet written; a pool node that far behind is treated as gone.
-    """
+    """Times and limits of an engine's connection."""
 
     retry_s: float = 0.2
+    """Wait before a lost connection is dialled again, seconds."""
     silence_s: float = SILENCE_MAX_S
+    """A pool node pings every second; after this silence it counts as dead."""
     outbox_max: int = 100_000
+    """Messages not yet written; a pool node that far behind is treated as gone."""
 
 
 LIMITS = ClientLimits()
@@ -89,11 +86,8 @@ class PoolConnection:
         return self._connected.is_set()
 
     def send(self, message: Message) -> bool:
-        """Queue a message.
-
-        Returns:
-            False if there is no connection or the queue is full: nothing will come of it.
-        """
+        """Queue a message. Returns False if there is no connection or the queue is full: nothing
+        will come of it."""
         # Taken before the check: what is put into the box of a connection that ends meanwhile is
         # dropped with it, and cannot reach the next one after its failure was reported.
         outbox = self._outbox

@@ -34,19 +34,16 @@ VERSIONS = ("0.32", "0.33")
 
 
 class Name(NamedTuple):
-    """A name of vLLM that prfaas depends on.
-
-    Attributes:
-        file: Its file, below the package.
-        path: Class and attribute, class and method, or function.
-        passed: Arguments that prfaas passes to it, or that vLLM passes to our override.
-        since: First minor version that has it.
-    """
+    """A name of vLLM that prfaas depends on."""
 
     file: str
+    """Its file, below the package."""
     path: str
+    """Class and attribute, class and method, or function."""
     passed: tuple[str, ...] = ()
+    """Arguments that prfaas passes to it, or that vLLM passes to our override."""
     since: str = VERSIONS[0]
+    """First minor version that has it."""
 
 
 _OFFLOAD = "v1/kv_offload"
@@ -169,11 +166,8 @@ def check_vllm() -> None:
 
 
 def check_version(version: str) -> None:
-    """Refuse an unknown version; ConfigError if it is not supported.
-
-    Args:
-        version: As in `vllm.__version__`.
-    """
+    """Refuse an unknown version; ConfigError if it is not supported. `version`: As in
+    `vllm.__version__`."""
     if minor_of(version) not in VERSIONS:
         raise ConfigError(
             f"vLLM {version} is not supported: prfaas uses names of vLLM that change between "
@@ -192,11 +186,8 @@ def _advice() -> str:
 
 
 def missing_names(root: Path, minor: str) -> list[str]:
-    """Return the names that a tree of vLLM lacks or has otherwise, in words.
-
-    Args:
-        root: The package's directory; nothing of it is imported.
-    """
+    """Return the names that a tree of vLLM lacks or has otherwise, in words. `root`: The package's
+    directory; nothing of it is imported."""
     found = []
     for file in dict.fromkeys(name.file for name in NAMES):
         names = [name for name in NAMES if name.file == file and name.since <= minor]

@@ -54,25 +54,22 @@ HASH_ALGORITHM = "sha256_cbor"
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """A layout, and the place of each group's bytes in a row of host memory.
-
-    Attributes:
-        extents: Offset and length, bytes, of the parts that carry data, by group, in the order of
-            the block; empty if `runs` has them.
-        runs: Copies between a row and a canonical block, by group, if ranks or several pages hold
-            its parts.
-        tokens_per_hash: Tokens of a link of the engine's own hash chain; those of `layout` differ
-            where its blocks are combined.
-        facts: Facts of the layout id.
-        model: The model for people: a name, and its commit if it has one.
-    """
+    """A layout, and the place of each group's bytes in a row of host memory."""
 
     layout: Layout
     extents: dict[int, list[tuple[int, int]]]
+    """Offset and length, bytes, of the parts that carry data, by group, in the order of the block;
+    empty if `runs` has them."""
     facts: dict[str, str] = field(default_factory=dict)
+    """Facts of the layout id."""
     model: str = ""
+    """The model for people: a name, and its commit if it has one."""
     runs: dict[int, list[CopyRun]] = field(default_factory=dict)
+    """Copies between a row and a canonical block, by group, if ranks or several pages hold its
+    parts."""
     tokens_per_hash: int = 0
+    """Tokens of a link of the engine's own hash chain; those of `layout` differ where its blocks
+    are combined."""
     num_ranks: int = 1
 
     @property
@@ -86,16 +83,10 @@ def describe(
     kv_cache_config: KVCacheConfig,
     kernels: Mapping[str, KernelPages] = MappingProxyType({}),
 ) -> RowLayout:
-    """Describe an engine's blocks.
-
-    Args:
-        kernels: Kernel blocks of pages, by layer, as the ranks report them (`vllm_ranks.py`).
-
-    Raises:
-        ConfigError: The engine hashes blocks with an algorithm that is not shared between
-            processes, has a cache group whose blocks cannot be named, a model whose bytes cannot
-            be read, or blocks that cannot be combined to the length that is set.
-    """
+    """Describe an engine's blocks. `kernels`: Kernel blocks of pages, by layer, as the ranks report
+    them (`vllm_ranks.py`). `ConfigError`: The engine hashes blocks with an algorithm that is not
+    shared between processes, has a cache group whose blocks cannot be named, a model whose bytes
+    cannot be read, or blocks that cannot be combined to the length that is set."""
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     if algorithm != HASH_ALGORITHM:
         raise ConfigError(
@@ -181,12 +172,8 @@ def cut_at_blocks(cache_config: Any, groups: Sequence[CacheGroup]) -> None:
 
 def check_block_size(scheduled: int, groups: Sequence[CacheGroup]) -> None:
     """Refuse a scheduler that does not stop where linear state can be stored; ConfigError if no
-    multiple of it ends a block of state.
-
-    Args:
-        scheduled: Block size that the scheduler cuts prefill by, tokens, while it runs; before
-            that it may still change.
-    """
+    multiple of it ends a block of state. `scheduled`: Block size that the scheduler cuts prefill
+    by, tokens, while it runs; before that it may still change."""
     for group in groups:
         if group.kind is GroupKind.LINEAR_STATE and scheduled % group.tokens_per_block:
             raise ConfigError(

@@ -38,42 +38,36 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AlertRule:
-    """A rule of Prometheus.
-
-    Attributes:
-        expr: PromQL.
-        after: Time for which it has to hold, as Prometheus writes it.
-        summary: One line, with labels in braces.
-        means: What is known of the cause; before what to do.
-        note: A comment on the expression.
-    """
+    """A rule of Prometheus."""
 
     expr: str
+    """PromQL."""
     after: str
+    """Time for which it has to hold, as Prometheus writes it."""
     summary: str
+    """One line, with labels in braces."""
     means: str = ""
+    """What is known of the cause; before what to do."""
     note: str = ""
+    """A comment on the expression."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmKind:
-    """One alarm of the list.
-
-    Attributes:
-        name: Words joined by underscores; the alert and the runbook are named after it.
-        condition: When the console shows it; empty if a gateway cannot see it.
-        does: What the system does about it, one sentence.
-        todo: What the operator does about it.
-        rule: None if Prometheus cannot see it.
-    """
+    """One alarm of the list."""
 
     name: str
+    """Words joined by underscores; the alert and the runbook are named after it."""
     kind: Kind
     severity: Severity
     condition: str
+    """When the console shows it; empty if a gateway cannot see it."""
     does: str
+    """What the system does about it, one sentence."""
     todo: str
+    """What the operator does about it."""
     rule: AlertRule | None = None
+    """None if Prometheus cannot see it."""
 
     @property
     def title(self) -> str:

@@ -35,40 +35,37 @@ class IncidentStep(msgspec.Struct):
 
 
 class Incident(msgspec.Struct):
-    """An incident. Times are Unix seconds.
-
-    Attributes:
-        id: Eight hexadecimal digits.
-        name: An alarm of the list, or what was changed.
-        subject: Name of the part; empty for the deployment.
-        cause: First words about it.
-        ended_at: None while it is open.
-        how_ended: Empty if the part is simply well again.
-        num_times: Times that it began; a part that flaps has one incident.
-        num_requests: Requests that it touched.
-        requests: Ids of the first of them.
-        tenants: Number of these requests by tenant, of up to `TENANTS_MAX` tenants.
-        effects: Number of events by what became of the requests: stages, "refused", "failed".
-        num_steps: Steps, those that are not kept included.
-    """
+    """An incident. Times are Unix seconds."""
 
     id: str
+    """Eight hexadecimal digits."""
     name: str
+    """An alarm of the list, or what was changed."""
     kind: Kind
     subject: str
+    """Name of the part; empty for the deployment."""
     severity: Severity
     began_at: float
     cause: str
+    """First words about it."""
     ended_at: float | None = None
+    """None while it is open."""
     how_ended: str = ""
+    """Empty if the part is simply well again."""
     num_times: int = 1
+    """Times that it began; a part that flaps has one incident."""
     num_requests: int = 0
+    """Requests that it touched."""
     requests: list[str] = []
+    """Ids of the first of them."""
     tenants: dict[str, int] = {}
+    """Number of these requests by tenant, of up to `TENANTS_MAX` tenants."""
     num_tenants: int = 0
     effects: dict[str, int] = {}
+    """Number of events by what became of the requests: stages, "refused", "failed"."""
     steps: list[IncidentStep] = []
     num_steps: int = 0
+    """Steps, those that are not kept included."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -90,11 +87,7 @@ class Incident(msgspec.Struct):
     def touch(
         self, at: float, request: str, tenant: str, what: str, reason: str, new: bool
     ) -> None:
-        """A request met it.
-
-        Args:
-            new: False if the request is counted already.
-        """
+        """A request met it. `new`: False if the request is counted already."""
         if what not in self.effects:
             self.step(at, f"request {request}: {_EFFECTS[what].format('').strip()} ({reason})")
         self.effects[what] = self.effects.get(what, 0) + 1

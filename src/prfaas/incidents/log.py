@@ -13,13 +13,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from prfaas.incidents.alarm_kinds import Kind, Severity
 from prfaas.incidents.book import IncidentBook
 from prfaas.incidents.incident import Incident
 from prfaas.incidents.store import Earlier, IncidentStore, Query, StoreFault, row_of
 from prfaas.logs import log_event
+from prfaas.series import Families
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -35,24 +36,17 @@ class IncidentMetrics:
     """Metrics of the log of incidents."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.failing = Gauge(
-            "prfaas_gateway_incidents_failing",
-            "1 while the log of incidents cannot be written.",
-            registry=registry,
+        make = Families(registry)
+        self.failing = make.gauge(
+            "gateway_incidents_failing", "1 while the log of incidents cannot be written."
         )
-        self.lost = Counter(
-            "prfaas_gateway_incidents_lost",
-            "Incidents that were forgotten before they could be written.",
-            registry=registry,
+        self.lost = make.counter(
+            "gateway_incidents_lost", "Incidents that were forgotten before they could be written."
         )
 
 
 class IncidentLog:
-    """The log of one gateway.
-
-    Args:
-        began_at: Start of the gateway, Unix seconds.
-    """
+    """The log of one gateway. `began_at`: Start of the gateway, Unix seconds."""
 
     def __init__(
         self,

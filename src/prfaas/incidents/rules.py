@@ -31,16 +31,13 @@ _RANKS = {kind.name: list(type(kind.severity)).index(kind.severity) for kind in 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """An alarm of this moment.
-
-    Attributes:
-        subject: The part that it is about; empty for the deployment.
-        text: For people: what, the value, the cause.
-    """
+    """An alarm of this moment."""
 
     kind: AlarmKind
     subject: str
+    """The part that it is about; empty for the deployment."""
     text: str
+    """For people: what, the value, the cause."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -50,55 +47,52 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Inputs of the rules in addition to the history.
-
-    Attributes:
-        missing_engines: Why they are not ready, by engine.
-        has_pd_engine: True if an engine of the PD cluster takes requests.
-        silent_pools: Why their event streams are not connected, by pool.
-        down_links: Links that are down while both pools answer: "SOURCE>DESTINATION".
-        open_breakers: State of breakers that are not closed, by engine or link.
-        index_states: States other than EXACT, by pool.
-        num_long: Requests of the window that were longer than the threshold.
-        num_decided: Requests of the window that were decided.
-        num_failed: Requests of the window that failed.
-        num_ended: Requests of the window that have ended.
-        refused: Requests that were refused since refusing began, by reason; empty once it ended.
-        corrections: Factor of predictions, by path.
-        bytes_correction: Factor of the plan's bytes.
-        refuted: Paths whose predictions are wrong after their correction.
-        mismatches: What differs of an engine's KV layout, by engine.
-        refused_members: Why a listed member is not used, by its name.
-        source_faults: Why the list of a source of members is old, by source.
-        waiting: Settings that are used from the next start on, by source.
-        detached_engines: Pool nodes of engines that are ready and not connected to them, by engine.
-        identity_s: Time until the gateway's identity ends; None if unknown.
-        frozen_s: Time for which the loops have been frozen; 0 if they run.
-        why_unwritten: Why the log of incidents cannot be written; empty if it can.
-    """
+    """Inputs of the rules in addition to the history."""
 
     missing_engines: Mapping[str, str] = field(default_factory=dict)
+    """Why they are not ready, by engine."""
     has_pd_engine: bool = True
+    """True if an engine of the PD cluster takes requests."""
     silent_pools: Mapping[str, str] = field(default_factory=dict)
+    """Why their event streams are not connected, by pool."""
     down_links: Sequence[str] = ()
+    """Links that are down while both pools answer: "SOURCE>DESTINATION"."""
     open_breakers: Mapping[str, str] = field(default_factory=dict)
+    """State of breakers that are not closed, by engine or link."""
     index_states: Mapping[str, str] = field(default_factory=dict)
+    """States other than EXACT, by pool."""
     num_long: int = 0
+    """Requests of the window that were longer than the threshold."""
     num_decided: int = 0
+    """Requests of the window that were decided."""
     num_failed: int = 0
+    """Requests of the window that failed."""
     num_ended: int = 0
+    """Requests of the window that have ended."""
     refused: Mapping[str, int] = field(default_factory=dict)
+    """Requests that were refused since refusing began, by reason; empty once it ended."""
     corrections: Mapping[str, float] = field(default_factory=dict)
+    """Factor of predictions, by path."""
     bytes_correction: float = 1.0
+    """Factor of the plan's bytes."""
     refuted: Sequence[str] = ()
+    """Paths whose predictions are wrong after their correction."""
     mismatches: Mapping[str, str] = field(default_factory=dict)
+    """What differs of an engine's KV layout, by engine."""
     refused_members: Mapping[str, str] = field(default_factory=dict)
+    """Why a listed member is not used, by its name."""
     source_faults: Mapping[str, str] = field(default_factory=dict)
+    """Why the list of a source of members is old, by source."""
     waiting: Mapping[str, str] = field(default_factory=dict)
+    """Settings that are used from the next start on, by source."""
     detached_engines: Mapping[str, str] = field(default_factory=dict)
+    """Pool nodes of engines that are ready and not connected to them, by engine."""
     identity_s: float | None = None
+    """Time until the gateway's identity ends; None if unknown."""
     frozen_s: float = 0.0
+    """Time for which the loops have been frozen; 0 if they run."""
     why_unwritten: str = ""
+    """Why the log of incidents cannot be written; empty if it can."""
 
 
 def alarms(history: History, now_unix_s: float, facts: Facts) -> list[Alarm]:

@@ -68,17 +68,14 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """State that an earlier process left.
-
-    Attributes:
-        incidents: Those that it left open.
-        seen_at: Last instant at which it is known to have run; None if there was none.
-        was_stopped: True if it ended in order.
-    """
+    """State that an earlier process left."""
 
     incidents: Sequence[Incident] = ()
+    """Those that it left open."""
     seen_at: float | None = None
+    """Last instant at which it is known to have run; None if there was none."""
     was_stopped: bool = False
+    """True if it ended in order."""
 
 
 class StoreFault(Exception):  # noqa: N818 - a fault of a disk, as an alarm shows it
@@ -110,11 +107,8 @@ class IncidentStore:
         self._is_known = False
 
     def open(self) -> Earlier:
-        """Open the file, and return what an earlier process left, once.
-
-        Raises:
-            StoreFault: It cannot be opened. It may be tried again.
-        """
+        """Open the file, and return what an earlier process left, once. `StoreFault`: It cannot be
+        opened. It may be tried again."""
         try:
             database = self._opened()
             if self._is_known:
@@ -129,10 +123,7 @@ class IncidentStore:
 
     def write(self, rows: Sequence[Row], now: float) -> None:
         """Write incidents, and that this process runs; forget what is too old or too much.
-
-        Raises:
-            StoreFault: Nothing is written.
-        """
+        `StoreFault`: Nothing is written."""
         try:
             with (database := self._opened()):
                 database.executemany(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from prfaas.core.integrity.suspicion import Suspicion
-from prfaas.series import at_zero
+from prfaas.series import Families, at_zero
 
 OUTCOMES = ("equal", "altered", "unattributed", "empty", "unknown", "skipped")
 
@@ -16,32 +16,28 @@ class VerificationMetrics:
     """Outcomes, and the largest difference that was seen."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._outcomes = Counter(
-            "prfaas_verifications",
+        make = Families(registry)
+        self._outcomes = make.counter(
+            "verifications",
             "Transfers that were selected for verification: equal, altered, unattributed (altered, "
             "and no source is barred for certain), empty (no block had come), unknown or skipped",
-            ("outcome",),
-            registry=registry,
+            "outcome",
         )
         at_zero(self._outcomes, OUTCOMES)
-        self._tokens = Counter(
-            "prfaas_verification_tokens",
-            "Prompt tokens that PD engines computed again",
-            registry=registry,
+        self._tokens = make.counter(
+            "verification_tokens", "Prompt tokens that PD engines computed again"
         )
-        self._worst = Gauge(
-            "prfaas_verification_difference",
+        self._worst = make.gauge(
+            "verification_difference",
             "Largest relative difference of received blocks since the start, by type",
-            ("dtype",),
-            registry=registry,
+            "dtype",
         )
-        self._suspicions = Counter(
-            "prfaas_verification_suspicions",
+        self._suspicions = make.counter(
+            "verification_suspicions",
             "Alarms about sources that verification does not reach, by reason: unknown (most of "
             "their transfers cannot be compared) or not_committed (they stop transfers of which "
             "all blocks have arrived)",
-            ("reason",),
-            registry=registry,
+            "reason",
         )
         at_zero(self._suspicions, Suspicion)
         self._differences: dict[str, float] = {}

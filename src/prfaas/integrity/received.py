@@ -35,20 +35,17 @@ class View(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BlockPair:
-    """A block in two versions.
-
-    Attributes:
-        position: In the prompt, in entries of its hash chain.
-        is_shipped: True if the transfer shipped it; False if the destination had it.
-        names: As it was received, and as it is computed.
-        is_extra: True for a state that the transfer may have shipped as a checkpoint: it is
-            compared if both versions are kept.
-    """
+    """A block in two versions."""
 
     position: int
+    """In the prompt, in entries of its hash chain."""
     is_shipped: bool
+    """True if the transfer shipped it; False if the destination had it."""
     names: tuple[Key, Key]
+    """As it was received, and as it is computed."""
     is_extra: bool = False
+    """True for a state that the transfer may have shipped as a checkpoint: it is compared if both
+    versions are kept."""
 
 
 def drawn(pairs: list[BlockPair]) -> list[BlockPair]:
@@ -58,30 +55,27 @@ def drawn(pairs: list[BlockPair]) -> list[BlockPair]:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Blocks that a request has used, or that came for it.
-
-    Attributes:
-        sources: Pools that sent some of them.
-        transfers: Reports of the transfers of the request; copies have none.
-        engine: PD engine of the pool.
-        layout: Of the blocks, with the checkpoints that a transfer may have shipped.
-        token_ids: The prompt. Never logged.
-        hashes: Hash chain of the prompt.
-        cache_salt: Salt of the chain. Never logged.
-        have_tokens: Prefix that the pool had.
-        final_tokens: End of the received prefix.
-    """
+    """Blocks that a request has used, or that came for it."""
 
     pool: str
     sources: frozenset[str]
+    """Pools that sent some of them."""
     transfers: Sequence[View]
+    """Reports of the transfers of the request; copies have none."""
     engine: str
+    """PD engine of the pool."""
     layout: Layout
+    """Of the blocks, with the checkpoints that a transfer may have shipped."""
     token_ids: Sequence[int]
+    """The prompt. Never logged."""
     hashes: Sequence[bytes]
+    """Hash chain of the prompt."""
     cache_salt: str
+    """Salt of the chain. Never logged."""
     have_tokens: int
+    """Prefix that the pool had."""
     final_tokens: int
+    """End of the received prefix."""
 
     @property
     def is_over(self) -> bool:

@@ -54,17 +54,14 @@ def make_market(
 
 @dataclass(frozen=True)
 class MarketPlan:
-    """A market that a simulated run starts with; its clock starts at midnight.
-
-    Attributes:
-        sites: All clusters of the plan.
-        tables: Prices that take precedence over the plan's.
-        hysteresis: As in `core.market.choice.choose`.
-    """
+    """A market that a simulated run starts with; its clock starts at midnight."""
 
     sites: Mapping[str, PlannedSite]
+    """All clusters of the plan."""
     tables: Mapping[str, PriceTable]
+    """Prices that take precedence over the plan's."""
     hysteresis: float = HYSTERESIS
+    """As in `core.market.choice.choose`."""
     revocations: Mapping[str, Sequence[Revocation]] = field(default_factory=dict)
 
     def make(self, policy: PolicyName) -> Market | None:

@@ -25,21 +25,18 @@ POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class FileView:
-    """The parts of a deployment file that matter to a process.
-
-    Attributes:
-        process: "gateway" or "pool node"; in error messages.
-        site: The facts with which its members have to agree.
-        entries: Returns its members; raises ValueError.
-        fixed: Returns what must not change while it runs, by key; raises ValueError.
-        later: Returns what it reads at its start only, by key; raises ValueError.
-    """
+    """The parts of a deployment file that matter to a process."""
 
     process: str
+    """"gateway" or "pool node"; in error messages."""
     site: Site
+    """The facts with which its members have to agree."""
     entries: Callable[[Deployment], Sequence[Listed]]
+    """Returns its members; raises ValueError."""
     fixed: Callable[[Deployment], dict[str, object]]
+    """Returns what must not change while it runs, by key; raises ValueError."""
     later: Callable[[Deployment], dict[str, object]]
+    """Returns what it reads at its start only, by key; raises ValueError."""
 
 
 class DeploymentFile:
@@ -143,11 +140,7 @@ def _gateway_later(deployment: Deployment) -> dict[str, object]:
 def peer_view(
     name: str, clusters: PeerClusters, addresses: Mapping[str, tuple[str, int]]
 ) -> FileView:
-    """The view of a pool node.
-
-    Args:
-        addresses: Addresses of peers that are given elsewhere.
-    """
+    """The view of a pool node. `addresses`: Addresses of peers that are given elsewhere."""
     return FileView(
         "pool node",
         clusters.site,

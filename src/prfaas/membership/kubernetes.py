@@ -29,22 +29,19 @@ GONE = 410
 
 @dataclass(frozen=True, slots=True)
 class WatchTiming:
-    """Times of the requests, seconds.
-
-    Attributes:
-        backoff_s: Wait before the first new request; doubles from there.
-        backoff_max_s: Longest such wait; a watch that lasts longer lets it begin anew.
-        list_s: Limit for a page of a list.
-        watch_s: Duration that is requested for a watch.
-        silence_s: Longest silence of a watch; bookmarks come about once a minute.
-    """
+    """Times of the requests, seconds."""
 
     backoff_s: float = 0.2
+    """Wait before the first new request; doubles from there."""
     backoff_max_s: float = 10.0
+    """Longest such wait; a watch that lasts longer lets it begin anew."""
     connect_s: float = 5.0
     list_s: float = 20.0
+    """Limit for a page of a list."""
     watch_s: int = 240
+    """Duration that is requested for a watch."""
     silence_s: float = 100.0
+    """Longest silence of a watch; bookmarks come about once a minute."""
 
 
 class _TooOldError(Exception):
@@ -55,11 +52,7 @@ class Kubernetes:
     """Engines and pool nodes in EndpointSlices; ConfigError if the address of the API server is
     unknown.
 
-    While the API server does not answer, the last list stays.
-
-    Args:
-        timing: Times of the requests.
-    """
+    While the API server does not answer, the last list stays. `timing`: Times of the requests."""
 
     name = "kubernetes"
 

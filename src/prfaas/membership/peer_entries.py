@@ -17,15 +17,12 @@ CLUSTERLESS = ""
 
 @dataclass(frozen=True, slots=True)
 class PeerClusters:
-    """Clusters whose pool nodes are peers of a pool node.
-
-    Attributes:
-        targets: It pushes to theirs.
-        sources: Theirs may push to it.
-    """
+    """Clusters whose pool nodes are peers of a pool node."""
 
     targets: frozenset[str]
+    """It pushes to theirs."""
     sources: frozenset[str]
+    """Theirs may push to it."""
 
     @property
     def site(self) -> Site:
@@ -51,11 +48,8 @@ def peer_entries(
     clusters: PeerClusters,
     addresses: Mapping[str, tuple[str, int]],
 ) -> list[Listed]:
-    """Peers of a pool node; ValueError if the address of a target is unknown.
-
-    Args:
-        addresses: Addresses of peers that are given elsewhere.
-    """
+    """Peers of a pool node; ValueError if the address of a target is unknown. `addresses`:
+    Addresses of peers that are given elsewhere."""
     links, found = deployment.pools[name].links, []
     for cluster, table in deployment.clusters.items():
         if cluster not in clusters.targets | clusters.sources:

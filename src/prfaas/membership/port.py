@@ -12,19 +12,16 @@ OnList = Callable[[Sequence[Listed], Sequence[RefusedEntry]], None]
 
 
 class Source(Protocol):
-    """A source of members.
-
-    Attributes:
-        name: Label of metrics, one of few.
-        fault: Why the last list is old; "" if it is current.
-        waits: Keys of what has changed beside it and is used from the next start on; "" for none.
-        current_at_s: Last time at which the list was known to be current, on the clock of the loop.
-    """
+    """A source of members."""
 
     name: str
+    """Label of metrics, one of few."""
     fault: str
+    """Why the last list is old; "" if it is current."""
     waits: str
+    """Keys of what has changed beside it and is used from the next start on; "" for none."""
     current_at_s: float
+    """Last time at which the list was known to be current, on the clock of the loop."""
 
     async def follow(self, on_list: OnList) -> None:
         """Call `on_list` with each new list until cancelled; a fault keeps the last one."""

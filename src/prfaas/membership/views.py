@@ -7,11 +7,12 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 from prfaas.core.membership.members import MemberKind, RefusalCause, State
+from prfaas.series import Families
 from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -53,24 +54,19 @@ def sources_json(follower: MembershipFollower) -> list[dict[str, object]]:
 class MemberMetrics:
     """Metrics of membership."""
 
-    def __init__(self, registry: CollectorRegistry, prefix: str = "prfaas") -> None:
-        self._members = Gauge(
-            f"{prefix}_members", "Members of the site", ("kind", "state"), registry=registry
-        )
-        self._refused = Gauge(
-            f"{prefix}_members_refused", "Refused members", ("reason",), registry=registry
-        )
-        self._age = Gauge(
-            f"{prefix}_membership_age_seconds",
+    def __init__(self, registry: CollectorRegistry, prefix: str = "") -> None:
+        make = Families(registry)
+        self._members = make.gauge(f"{prefix}members", "Members of the site", "kind", "state")
+        self._refused = make.gauge(f"{prefix}members_refused", "Refused members", "reason")
+        self._age = make.gauge(
+            f"{prefix}membership_age_seconds",
             "Time since the list of a source of members was known to be current",
-            ("source",),
-            registry=registry,
+            "source",
         )
-        self._fault = Gauge(
-            f"{prefix}_membership_fault",
+        self._fault = make.gauge(
+            f"{prefix}membership_fault",
             "1 while the list of a source of members is old: unreachable, or its change refused",
-            ("source",),
-            registry=registry,
+            "source",
         )
 
     def show(self, follower: MembershipFollower) -> None:

@@ -20,26 +20,20 @@ SEARCH_POINTS_MAX = 1_000_000  # about 250 MB of arrays
 
 @dataclass(frozen=True)
 class Workload:
-    """The traffic.
-
-    Args:
-        lengths: Incremental (uncached) prompt length.
-        mean_prompt_tokens: Mean whole prompt, cached prefix included.
-        output_tokens: Mean output length, above 0.
-        arrival_cv: Coefficient of variation of the gaps between arrivals; 1 is Poisson.
-    """
+    """The traffic."""
 
     lengths: LengthDistribution
+    """Incremental (uncached) prompt length."""
     mean_prompt_tokens: float
+    """Mean whole prompt, cached prefix included."""
     output_tokens: float
+    """Mean output length, above 0."""
     arrival_cv: float = 1.0
+    """Coefficient of variation of the gaps between arrivals; 1 is Poisson."""
 
     def prefill_s(self, profile: PrefillProfile, num_new_tokens: FloatArray) -> FloatArray:
         """Mean prefill time by incremental length, after the cached prefixes of such requests, s.
-
-        Args:
-            num_new_tokens: Incremental lengths, any shape.
-        """
+        `num_new_tokens`: Incremental lengths, any shape."""
         return profile.after(self.lengths.prefix(num_new_tokens), num_new_tokens)
 
     @property
@@ -62,25 +56,22 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLink:
-    """The path between a PrfaaS cluster and the PD cluster.
-
-    Args:
-        bits_per_s: Bandwidth that transfers can use without loss, above 0.
-        rtt_s: Round-trip time, s.
-        price_per_tb: Price of moving 10**12 bytes.
-        coding: Coding of blocks by the pool nodes at both ends.
-        loss: Share of segments that the path loses at random, in [0, 1).
-        transport: Both ends, which decide with round trip and loss what TCP carries of the
-            bandwidth; its `num_nodes` 0 is one pool node for each host of the cluster. None: the
-            bandwidth is what the link was measured to carry.
-    """
+    """The path between a PrfaaS cluster and the PD cluster."""
 
     bits_per_s: float
+    """Bandwidth that transfers can use without loss, above 0."""
     rtt_s: float = 0.0
+    """Round-trip time, s."""
     price_per_tb: float = 0.0
+    """Price of moving 10**12 bytes."""
     coding: PlannedCoding = RAW_LINK
+    """Coding of blocks by the pool nodes at both ends."""
     loss: float = 0.0
+    """Share of segments that the path loses at random, in [0, 1)."""
     transport: TcpEnds | None = None
+    """Both ends, which decide with round trip and loss what TCP carries of the bandwidth; its
+    `num_nodes` 0 is one pool node for each host of the cluster. None: the bandwidth is what the
+    link was measured to carry."""
 
     @property
     def path(self) -> TcpPath:
@@ -94,21 +85,18 @@ class PlannedLink:
 
 @dataclass(frozen=True)
 class PrfaasCluster:
-    """A prefill-only cluster behind a link.
-
-    Args:
-        num_instances: Prefill instances, 0 or more.
-        prefill: T_prefill of one instance.
-        link: Path to the PD cluster.
-        price_per_gpu_h: Price of one GPU for one hour, in any unit that all clusters share.
-    """
+    """A prefill-only cluster behind a link."""
 
     name: str
     num_instances: int
+    """Prefill instances, 0 or more."""
     gpus_per_instance: int
     prefill: PrefillProfile
+    """T_prefill of one instance."""
     link: PlannedLink
+    """Path to the PD cluster."""
     price_per_gpu_h: float = 1.0
+    """Price of one GPU for one hour, in any unit that all clusters share."""
 
     @property
     def num_hosts(self) -> int:
@@ -154,25 +142,22 @@ class PrfaasCluster:
 
 @dataclass(frozen=True)
 class PdCluster:
-    """The local cluster, whose instances prefill or decode.
-
-    Args:
-        num_instances: Instances to be split, at least 1.
-        prefill: T_prefill of one instance.
-        decode: Decode step time of one instance.
-        tpot_max_s: Target for the time per output token, s; None takes the largest batch.
-        kv_capacity_bytes: KV cache of one decode instance; None means it never binds.
-        price_per_gpu_h: Price of one GPU for one hour.
-    """
+    """The local cluster, whose instances prefill or decode."""
 
     name: str
     num_instances: int
+    """Instances to be split, at least 1."""
     gpus_per_instance: int
     prefill: PrefillProfile
+    """T_prefill of one instance."""
     decode: DecodeProfile
+    """Decode step time of one instance."""
     tpot_max_s: float | None = None
+    """Target for the time per output token, s; None takes the largest batch."""
     kv_capacity_bytes: float | None = None
+    """KV cache of one decode instance; None means it never binds."""
     price_per_gpu_h: float = 1.0
+    """Price of one GPU for one hour."""
 
     @property
     def price_per_instance_h(self) -> float:
@@ -182,29 +167,25 @@ class PdCluster:
 
 @dataclass(frozen=True)
 class Problem:
-    """One question to the planner; ConfigError if a setting is impossible.
-
-    Args:
-        geometry: KV cache of the model.
-        prfaas: PrfaaS clusters, each with its link.
-        step_tokens: Distance between thresholds that the search tries, tokens.
-        threshold: The only threshold to try, tokens; None searches.
-        ttft_p90_s: Target for the P90 of the time to first token with queueing, s; None is no
-            target.
-        chunk_tokens: Prefill chunk, tokens, for overlapped transfers.
-        num_prefill: The only N_p to try for PrfaaS-PD, below `pd.num_instances`; None searches.
-    """
+    """One question to the planner; ConfigError if a setting is impossible."""
 
     title: str
     geometry: KvGeometry
+    """KV cache of the model."""
     workload: Workload
     prfaas: tuple[PrfaasCluster, ...]
+    """PrfaaS clusters, each with its link."""
     pd: PdCluster
     step_tokens: int = 100
+    """Distance between thresholds that the search tries, tokens."""
     threshold: float | None = None
+    """The only threshold to try, tokens; None searches."""
     num_prefill: int | None = None
+    """The only N_p to try for PrfaaS-PD, below `pd.num_instances`; None searches."""
     ttft_p90_s: float | None = None
+    """Target for the P90 of the time to first token with queueing, s; None is no target."""
     chunk_tokens: int = 8192
+    """Prefill chunk, tokens, for overlapped transfers."""
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -266,10 +247,7 @@ class Problem:
     @property
     def decode_slots(self) -> int:
         """Sequences that a decode instance runs at once within its target, at least 1.
-
-        Raises:
-            ConfigError: The smallest measured batch misses the target.
-        """
+        `ConfigError`: The smallest measured batch misses the target."""
         pd, context = self.pd, self.workload.mean_context
         batch, step_s = pd.decode.largest_batch(context, pd.tpot_max_s)
         if batch < 1 and pd.tpot_max_s is not None:

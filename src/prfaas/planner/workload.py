@@ -105,13 +105,6 @@ def mean_length(lengths: LengthDistribution) -> float:
 class LogNormalLengths:
     """Log-normal lengths truncated to [low, high].
 
-    Args:
-        mu: Mean of ln L before truncation.
-        sigma: Standard deviation of ln L before truncation, above 0.
-        low: Shortest length, tokens, above 0.
-        high: Longest length, tokens, above `low`.
-        prefix_ratio: Cached tokens for each of L, 0 or more.
-
     Raises:
         ConfigError: A parameter is outside its range.
 
@@ -120,10 +113,15 @@ class LogNormalLengths:
     """
 
     mu: float
+    """Mean of ln L before truncation."""
     sigma: float
+    """Standard deviation of ln L before truncation, above 0."""
     low: float
+    """Shortest length, tokens, above 0."""
     high: float
+    """Longest length, tokens, above `low`."""
     prefix_ratio: float = 0.0
+    """Cached tokens for each of L, 0 or more."""
 
     def __post_init__(self) -> None:
         if not self.sigma >= _SIGMA_MIN:
@@ -210,18 +208,13 @@ class LogNormalLengths:
 
 @dataclass(frozen=True)
 class EmpiricalLengths:
-    """Lengths as they were observed, each as likely as often as it occurs.
-
-    Args:
-        lengths: Tokens, any order, at least one, all above 0.
-        prefixes: Cached tokens of each, 0 or more; empty without any.
-
-    Raises:
-        ConfigError: No lengths, or a length that is not above 0, or other prefixes than lengths.
-    """
+    """Lengths as they were observed, each as likely as often as it occurs. `ConfigError`: No
+    lengths, or a length that is not above 0, or other prefixes than lengths."""
 
     lengths: tuple[float, ...]
+    """Tokens, any order, at least one, all above 0."""
     prefixes: tuple[float, ...] = ()
+    """Cached tokens of each, 0 or more; empty without any."""
 
     def __post_init__(self) -> None:
         if self.prefixes and len(self.prefixes) != len(self.lengths):
@@ -310,17 +303,14 @@ class EmpiricalLengths:
 
 @dataclass(frozen=True, slots=True)
 class TraceLengths:
-    """Lengths of a trace.
-
-    Args:
-        new_tokens: Incremental length of each request, at least 1 token.
-        mean_output_tokens: Mean output; one that is missing or 0 counts as 1.
-    """
+    """Lengths of a trace."""
 
     new_tokens: tuple[int, ...]
+    """Incremental length of each request, at least 1 token."""
     cached_tokens: tuple[int, ...]
     mean_prompt_tokens: float
     mean_output_tokens: float
+    """Mean output; one that is missing or 0 counts as 1."""
 
     @property
     def prefix_hit_ratio(self) -> float:

@@ -34,37 +34,31 @@ class CopyPools(Protocol):
 
 
 class LinkCost(NamedTuple):
-    """Cost of bytes on a link, as of now.
-
-    Attributes:
-        bits_per_s: Rate of the link; 0 if unknown.
-        per_byte: Price of a byte; None without prices.
-    """
+    """Cost of bytes on a link, as of now."""
 
     bits_per_s: float
+    """Rate of the link; 0 if unknown."""
     per_byte: float | None
+    """Price of a byte; None without prices."""
 
 
 class CopyOffer(NamedTuple):
-    """A copy that could be made, and what it costs.
-
-    Attributes:
-        source: Pool that has the blocks.
-        destination: Pool that lacks them.
-        prefix: Part of the prompt that the source has.
-        have_tokens: Part of it that the destination has.
-        num_bytes: KV bytes to move.
-        seconds: Time on the link, alone; None if its rate is not known.
-        price: Price of the bytes; None without prices.
-    """
+    """A copy that could be made, and what it costs."""
 
     source: str
+    """Pool that has the blocks."""
     destination: str
+    """Pool that lacks them."""
     prefix: Prefix
+    """Part of the prompt that the source has."""
     have_tokens: int
+    """Part of it that the destination has."""
     num_bytes: int
+    """KV bytes to move."""
     seconds: float | None
+    """Time on the link, alone; None if its rate is not known."""
     price: float | None
+    """Price of the bytes; None without prices."""
 
     def as_json(self) -> dict[str, object]:
         """The offer as the API shows it."""

@@ -47,7 +47,7 @@ class Prefill(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
         return bool(_waits(_orders(self)))
 
     async def check_tokens(self) -> None:
-        """Check the token ids, with pauses for others; RequestError if 400, some are none."""
+        """Check the token ids, with pauses for others; RequestError (400) if some are none."""
         prompt = bytes(self.prompt)
         start, end = 1, len(prompt) - 1
         while start < end:
@@ -107,7 +107,7 @@ def read_prefill(body: bytes) -> Prefill:
 
 
 def _orders(prefill: Prefill) -> dict[str, Any]:
-    """Its orders, which are few and not deep; RequestError if 400, they are not."""
+    """Its orders, which are few and not deep; RequestError (400) if they are not."""
     text = bytes(prefill.kv_transfer_params)
     num_objects = text.count(b"{") + text.count(b"[")
     if len(text) > ORDERS_BYTES_MAX or num_objects > ORDERS_OBJECTS_MAX:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from prfaas.audit.metrics import AuditMetrics
 from prfaas.core.billing.usage import Amounts, Meter, UsageKey, UsagePhase
-from prfaas.gateway.telemetry.control_metrics import Families
+from prfaas.membership.views import PartRegistry
+from prfaas.series import Families
 from prfaas.units import NS_PER_S
 from prfaas.wire.renewal import identity_gauge
 
@@ -15,9 +16,9 @@ class ProxyMetrics:
     """Counters and gauges of one proxy, in a separate registry, and its meter for the bill."""
 
     def __init__(self) -> None:
-        make = Families()
-        self.registry, self.meter = make.registry, Meter()
-        self.audit = AuditMetrics(self.registry, "prfaas_proxy")
+        self.registry, self.meter = PartRegistry(), Meter()
+        make = Families(self.registry)
+        self.audit = AuditMetrics(self.registry, "proxy")
         self.identity_ends = identity_gauge("proxy", self.registry)
         self.requests = make.counter(
             "proxy_requests",

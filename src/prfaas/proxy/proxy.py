@@ -42,21 +42,18 @@ PREFILL_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class ProxySettings:
-    """Settings of a proxy.
-
-    Attributes:
-        identity: Certificate, key, authority of this site.
-        admin: Host and port of `/health` and `/metrics`, plain HTTP.
-        audit: Log of usage, for the bill; None without.
-        look_s: Time between two looks at the contracts file, seconds.
-    """
+    """Settings of a proxy."""
 
     name: str
     contracts: Path
     identity: Identity
+    """Certificate, key, authority of this site."""
     admin: tuple[str, int]
+    """Host and port of `/health` and `/metrics`, plain HTTP."""
     audit: AuditSettings | None = None
+    """Log of usage, for the bill; None without."""
     look_s: float = LOOK_S
+    """Time between two looks at the contracts file, seconds."""
 
 
 class Proxy:
@@ -114,11 +111,8 @@ class Proxy:
                     await asyncio.to_thread(self._audit.close)
 
     def renew_identity(self) -> None:
-        """Load the files of the identity.
-
-        Raises:
-            ConfigError: They cannot be used; nothing is changed.
-        """
+        """Load the files of the identity. `ConfigError`: They cannot be used; nothing is
+        changed."""
         self._settings.identity.refresh(self._context)
         self._agreements.authorities.trust(self._context)
 

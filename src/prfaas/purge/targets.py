@@ -15,20 +15,17 @@ _Name = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Blocks that a purge drops. One of `source`, `tenant` and `request` is meant.
-
-    Attributes:
-        source: Name of a pool.
-        tenant: Name of a tenant, also of that of a request.
-        tag: Tag of the tenant, also of a request; None for a pool.
-        hashes: Hashes of the blocks of its prompt, one behind the other.
-    """
+    """Blocks that a purge drops. One of `source`, `tenant` and `request` is meant."""
 
     source: _Name = ""
+    """Name of a pool."""
     tenant: _Name = ""
+    """Name of a tenant, also of that of a request."""
     tag: Annotated[str, msgspec.Meta(max_length=32)] | None = None
+    """Tag of the tenant, also of a request; None for a pool."""
     request: _Name = ""
     hashes: Annotated[bytes, msgspec.Meta(max_length=MANIFEST_BYTES_MAX)] = b""
+    """Hashes of the blocks of its prompt, one behind the other."""
 
     @classmethod
     def of(cls, recent: Recent, tag: str) -> Target:

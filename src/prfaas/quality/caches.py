@@ -22,13 +22,10 @@ States = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Cache of one layer for a prefix.
-
-    Attributes:
-        keys: bfloat16 as bits: heads, tokens, size of a key; None for a layer without attention.
-    """
+    """Cache of one layer for a prefix."""
 
     keys: Bits | None = None
+    """bfloat16 as bits: heads, tokens, size of a key; None for a layer without attention."""
     values: Bits | None = None
     states: tuple[States, ...] = ()
 
@@ -52,11 +49,8 @@ def zeroed(layer: LayerCache) -> LayerCache:
 
 
 def rounded(quality: Quality, block_tokens: int) -> Change:
-    """Return what a link does to blocks of a class.
-
-    Args:
-        block_tokens: Tokens of a block, as engines cut them.
-    """
+    """Return what a link does to blocks of a class. `block_tokens`: Tokens of a block, as engines
+    cut them."""
 
     def change(layer: LayerCache) -> LayerCache:
         found = layer
@@ -100,16 +94,13 @@ def _back(form: Form, data: bytes) -> bytearray:
 
 @dataclass(frozen=True, slots=True)
 class TaskSample:
-    """A prefix, which is cached, and what follows it.
-
-    Attributes:
-        rest: Token ids that follow; the first is given, the others are predicted.
-        asked: Indices in `rest` that the prefix determines, at least 1 each.
-    """
+    """A prefix, which is cached, and what follows it."""
 
     prefix: Sequence[int]
     rest: Sequence[int]
+    """Token ids that follow; the first is given, the others are predicted."""
     asked: Sequence[int]
+    """Indices in `rest` that the prefix determines, at least 1 each."""
 
 
 def recall(vocab: Sequence[int], num_pairs: int, num_asked: int, seed: int) -> TaskSample:

@@ -34,35 +34,29 @@ class Model(Protocol[Cache]):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Comparison of an arm with the cache as it is, over all tokens that were asked for.
-
-    Attributes:
-        kl: Mean divergence of the next token's distribution from that without the codec, nats.
-        agreement: Share of tokens with the same most likely token.
-        perplexity_ratio: Perplexity for that without the codec.
-        recalled: Share of tokens whose most likely token is the right one.
-        nats: Mean loss of a token, nats.
-    """
+    """Comparison of an arm with the cache as it is, over all tokens that were asked for."""
 
     kl: float
+    """Mean divergence of the next token's distribution from that without the codec, nats."""
     agreement: float
+    """Share of tokens with the same most likely token."""
     perplexity_ratio: float
+    """Perplexity for that without the codec."""
     recalled: float
+    """Share of tokens whose most likely token is the right one."""
     nats: float
+    """Mean loss of a token, nats."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextFindings:
-    """Results of a model on one kind of text.
-
-    Attributes:
-        scores: By arm; `raw` and `zeroed` are among them.
-        num_tokens: Tokens that were asked for.
-    """
+    """Results of a model on one kind of text."""
 
     name: str
     scores: Mapping[str, Score]
+    """By arm; `raw` and `zeroed` are among them."""
     num_tokens: int
+    """Tokens that were asked for."""
 
     @property
     def lost_nats(self) -> float:

@@ -38,53 +38,47 @@ _DECODES_MIN = 3.0  # time of a decode that the warm-up lasts at least
 
 @dataclass(frozen=True)
 class Trial:
-    """A fleet with its settings, and the load that it is given.
-
-    Args:
-        problem: The question, with the fleet's numbers of instances.
-        offload_threshold: t, tokens; None offloads nothing.
-        rate_per_s: Arrival rate, req/s.
-        num_requests: Measured requests; those of the warm-up come before them.
-        to_the_end: Run until every request has ended; otherwise stop with the arrivals.
-    """
+    """A fleet with its settings, and the load that it is given."""
 
     problem: Problem
+    """The question, with the fleet's numbers of instances."""
     num_prefill: int
     offload_threshold: int | None
+    """t, tokens; None offloads nothing."""
     rate_per_s: float
+    """Arrival rate, req/s."""
     num_requests: int
+    """Measured requests; those of the warm-up come before them."""
     seed: int
     to_the_end: bool = True
+    """Run until every request has ended; otherwise stop with the arrivals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of one run over its measured time.
-
-    Args:
-        arrived_per_s: Rate of the same, req/s.
-        carried_per_s: Requests that got their first token, req/s.
-        local_per_s: Those of them that were prefilled in the PD cluster, req/s.
-        remote_per_s: Those of them that were prefilled in a PrfaaS cluster, req/s.
-        offloaded_ratio: Share of the arrivals that were sent to a PrfaaS cluster.
-        ttft_p90_s: 90th percentile of the time to first token of arrivals that finished, s.
-        ttft_p99_s: 99th percentile of the same, s.
-        tpot_s: Mean time per output token after the first, s; 0 without any.
-        num_unserved: Arrivals that failed or were refused.
-        ttft_s: Times to first token of arrivals that finished, s.
-    """
+    """Figures of one run over its measured time."""
 
     num_arrived: int
     arrived_per_s: float
+    """Rate of the same, req/s."""
     carried_per_s: float
+    """Requests that got their first token, req/s."""
     local_per_s: float
+    """Those of them that were prefilled in the PD cluster, req/s."""
     remote_per_s: float
+    """Those of them that were prefilled in a PrfaaS cluster, req/s."""
     offloaded_ratio: float
+    """Share of the arrivals that were sent to a PrfaaS cluster."""
     ttft_p90_s: float
+    """90th percentile of the time to first token of arrivals that finished, s."""
     ttft_p99_s: float
+    """99th percentile of the same, s."""
     tpot_s: float
+    """Mean time per output token after the first, s; 0 without any."""
     num_unserved: int
+    """Arrivals that failed or were refused."""
     ttft_s: FloatArray = field(default_factory=lambda: np.zeros(0), compare=False, repr=False)
+    """Times to first token of arrivals that finished, s."""
 
 
 def trial_of(
@@ -252,24 +246,21 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """Figures of a fleet over several seeds, and the finding.
-
-    Args:
-        carried_ratio: First tokens as a share of the arrivals of the same time.
-        ttft_p90_s: P90 of the time to first token, s.
-        ttft_p99_s: P99 of the same, s.
-        tpot_s: Mean time per output token, s.
-        unserved_ratio: Share of the arrivals that failed.
-        binding: The figure that does not hold or is not decided, with its limit, in words; or "".
-    """
+    """Figures of a fleet over several seeds, and the finding."""
 
     finding: Finding
     carried_ratio: Interval
+    """First tokens as a share of the arrivals of the same time."""
     ttft_p90_s: Interval
+    """P90 of the time to first token, s."""
     ttft_p99_s: Interval
+    """P99 of the same, s."""
     tpot_s: Interval
+    """Mean time per output token, s."""
     unserved_ratio: float
+    """Share of the arrivals that failed."""
     binding: str
+    """The figure that does not hold or is not decided, with its limit, in words; or ""."""
 
 
 def report(problem: Problem, figures: Sequence[Figures]) -> FleetReport:

@@ -10,20 +10,17 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class TraceLimits:
-    """Limits on the size of a trace and of what it holds.
-
-    Attributes:
-        num_prompt_tokens_max: Tokens of a prompt of chat transcripts.
-        num_block_ids_max: Ids of blocks, over all requests of a trace.
-        num_chat_blocks_max: Different blocks of chat transcripts.
-    """
+    """Limits on the size of a trace and of what it holds."""
 
     file_bytes_max: int = 4 * 2**30
     line_bytes_max: int = 2**24
     num_requests_max: int = 5_000_000
     num_prompt_tokens_max: int = 2_000_000
+    """Tokens of a prompt of chat transcripts."""
     num_block_ids_max: int = 50_000_000
+    """Ids of blocks, over all requests of a trace."""
     num_chat_blocks_max: int = 8_000_000
+    """Different blocks of chat transcripts."""
 
 
 LIMITS = TraceLimits()
@@ -69,13 +66,10 @@ class DropReason:
 
 @dataclass(slots=True)
 class Drops:
-    """Count of dropped lines by reason.
-
-    Attributes:
-        num_lines: Lines that were read and are not blank, without a header.
-    """
+    """Count of dropped lines by reason."""
 
     num_lines: int = 0
+    """Lines that were read and are not blank, without a header."""
     reasons: dict[str, DropReason] = field(default_factory=dict)
 
     def add(self, line: int, error: DroppedError) -> None:
@@ -103,11 +97,8 @@ Decoded = TypeVar("Decoded")
 
 
 def decode(decoder: msgspec.json.Decoder[Decoded], line: bytes) -> Decoded:
-    """Decode a line of JSON.
-
-    Raises:
-        DroppedError: It is no JSON, or a field is missing or has the wrong type.
-    """
+    """Decode a line of JSON. `DroppedError`: It is no JSON, or a field is missing or has the wrong
+    type."""
     try:
         return decoder.decode(line)
     except msgspec.ValidationError as error:

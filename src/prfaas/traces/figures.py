@@ -34,22 +34,19 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """Arrivals at instants of their own.
-
-    Attributes:
-        span_s: From the first to the last request.
-        peak_ratio: Rate of the fullest minute to the mean rate; None for a shorter span.
-        gap_cv: Variation of the gaps between arrivals: 1 is Poisson, more is burstier.
-        tick_s: Several requests share an instant, and instants are so far apart; None if not.
-        arrivals: Requests in each of `NUM_BINS` equal parts of the span.
-    """
+    """Arrivals at instants of their own."""
 
     span_s: float
+    """From the first to the last request."""
     rate_per_s: float
     peak_ratio: float | None
+    """Rate of the fullest minute to the mean rate; None for a shorter span."""
     gap_cv: float
+    """Variation of the gaps between arrivals: 1 is Poisson, more is burstier."""
     tick_s: float | None
+    """Several requests share an instant, and instants are so far apart; None if not."""
     arrivals: tuple[int, ...]
+    """Requests in each of `NUM_BINS` equal parts of the span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +61,21 @@ class SessionFigures:
 
 @dataclass(frozen=True, slots=True)
 class TraceFigures:
-    """A recorded workload.
-
-    Attributes:
-        new_tokens: Prompts without the prefix that an unlimited cache has of them.
-        prefix_hit_ratio: Share of prompt tokens that such a cache has.
-        num_with_ids: Requests with ids of blocks; of the others no common prefix is known.
-        load: None for sessions whose starts are not recorded.
-        sessions: None for requests without sessions.
-    """
+    """A recorded workload."""
 
     num_requests: int
     prompt_tokens: Spread
     output_tokens: Spread
     new_tokens: Spread
+    """Prompts without the prefix that an unlimited cache has of them."""
     prefix_hit_ratio: float
+    """Share of prompt tokens that such a cache has."""
     num_with_ids: int
+    """Requests with ids of blocks; of the others no common prefix is known."""
     load: LoadFigures | None
+    """None for sessions whose starts are not recorded."""
     sessions: SessionFigures | None = None
+    """None for requests without sessions."""
 
 
 def figures_of(

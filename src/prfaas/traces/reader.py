@@ -35,17 +35,14 @@ _DAY_NS = 86_400 * NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class TracePart:
-    """A part of a trace; instants count from the earliest request of the file.
-
-    Attributes:
-        start_ns: Earlier requests are left out.
-        duration_ns: Length of the part; None is all that is left.
-        num_requests: The earliest requests of the part are kept, up to this number; None is all.
-    """
+    """A part of a trace; instants count from the earliest request of the file."""
 
     start_ns: int = 0
+    """Earlier requests are left out."""
     duration_ns: int | None = None
+    """Length of the part; None is all that is left."""
     num_requests: int | None = None
+    """The earliest requests of the part are kept, up to this number; None is all."""
 
     @property
     def is_whole(self) -> bool:
@@ -105,18 +102,15 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A trace as it was read.
-
-    Attributes:
-        rows: In order of arrival; the first one at 0.
-        drops: Lines that gave no request.
-        num_unordered: Requests that the file has after a later one.
-    """
+    """A trace as it was read."""
 
     rows: tuple[RecordedRequest, ...]
+    """In order of arrival; the first one at 0."""
     form: str
     drops: Drops
+    """Lines that gave no request."""
     num_unordered: int
+    """Requests that the file has after a later one."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -201,19 +195,16 @@ def _parser(
 
 @dataclass(slots=True)
 class _Reader:
-    """Requests of one pass over a file.
-
-    Args:
-        damaged_max: Largest share of damaged lines.
-        has_instants: The format has instants; without, the order of the lines counts.
-        first_ns: Instant from which the part counts; None takes the first request.
-    """
+    """Requests of one pass over a file."""
 
     path: Path
     damaged_max: float
+    """Largest share of damaged lines."""
     part: TracePart
     has_instants: bool
+    """The format has instants; without, the order of the lines counts."""
     first_ns: int | None
+    """Instant from which the part counts; None takes the first request."""
     limits: TraceLimits
     drops: Drops = field(default_factory=Drops)
     days: Days = field(default_factory=Days)

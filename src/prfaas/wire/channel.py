@@ -20,16 +20,12 @@ END_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ChannelLimits:
-    """Limits on the bytes that a connection has not sent yet.
-
-    Attributes:
-        write_buffer_bytes: Beyond it senders wait (`Channel.drained`).
-        unread_bytes_max: A peer that sends requests and leaves more bytes of answers unread is
-            disconnected.
-    """
+    """Limits on the bytes that a connection has not sent yet."""
 
     write_buffer_bytes: int = 1 << 20
+    """Beyond it senders wait (`Channel.drained`)."""
     unread_bytes_max: int = 64 << 20
+    """A peer that sends requests and leaves more bytes of answers unread is disconnected."""
 
 
 LIMITS = ChannelLimits()
@@ -159,12 +155,9 @@ class Channel(asyncio.Protocol):
         """Send what was accepted, then the reason, at which the peer closes. Nothing that it sends
         is handled any more.
 
-        TLS has no other orderly end while the peer sends: data that it sends before it has read
-        all would turn our close into a reset.
-
-        Args:
-            limit_s: The connection is closed after so long, whatever the peer has read.
-        """
+        TLS has no other orderly end while the peer sends: data that it sends before it has read all
+        would turn our close into a reset. `limit_s`: The connection is closed after so long,
+        whatever the peer has read."""
         if self.is_open:
             self.send(Goodbye(reason=reason[:REASON_CHARS_MAX]))
             self._reason = reason
@@ -173,11 +166,7 @@ class Channel(asyncio.Protocol):
 
     def distrust(self, reason: str, version: int = VERSION) -> None:
         """Close it because of the peer's behaviour, and report the reason; unidentified peers get
-        no names.
-
-        Args:
-            version: Of the protocol that the peer understands.
-        """
+        no names. `version`: Of the protocol that the peer understands."""
         self.broke_protocol = True
         told = reason if self.peer else "you are not on the list here"
         if self._transport is not None:

@@ -67,20 +67,17 @@ def block_digest(layout_id: bytes, key: BlockKey, data: bytearray | memoryview |
 
 @dataclass(frozen=True, slots=True)
 class ReceivedBlock:
-    """A block of which all fragments are here.
-
-    Attributes:
-        transfer_id: The transfer it belongs to, 16 bytes.
-        layout_id: The layout its name is valid in, 32 bytes.
-        digest: As the sender computed it, 32 bytes; `is_intact` compares.
-        data: Its bytes.
-    """
+    """A block of which all fragments are here."""
 
     transfer_id: bytes
+    """The transfer it belongs to, 16 bytes."""
     layout_id: bytes
+    """The layout its name is valid in, 32 bytes."""
     key: BlockKey
     digest: bytes
+    """As the sender computed it, 32 bytes; `is_intact` compares."""
     data: bytearray | memoryview
+    """Its bytes."""
     is_inherited: bool = False
     """True if the sender has it, or a block it was computed from, from another pool."""
     stream_bytes: int = 0
@@ -98,36 +95,33 @@ class ReceivedBlock:
 
 @dataclass(frozen=True, slots=True)
 class FragmentPrefix:
-    """Return the header of a fragment.
-
-    Attributes:
-        transfer_id: The transfer it belongs to, 16 bytes.
-        layout_id: The layout its name is valid in, 32 bytes.
-        key: Name of its block.
-        digest: Of its block, decoded, 32 bytes.
-        block_bytes: Size of its block, decoded.
-        offset: Where it belongs in its block.
-        num_bytes: How much of the block it is, decoded.
-        is_inherited: Whether the block came to the sender from elsewhere.
-        codec: Number of its codec; 0 is raw.
-        coded_bytes: Bytes that follow if it is coded by itself.
-        stream_bytes: Size of the stream that it is a part of; 0 if its block is not rounded. Then
-            `offset` and `num_bytes` are those in the stream.
-        age: Code of the age of its block.
-    """
+    """Return the header of a fragment."""
 
     transfer_id: bytes
+    """The transfer it belongs to, 16 bytes."""
     layout_id: bytes
+    """The layout its name is valid in, 32 bytes."""
     key: BlockKey
+    """Name of its block."""
     digest: bytes
+    """Of its block, decoded, 32 bytes."""
     block_bytes: int
+    """Size of its block, decoded."""
     offset: int
+    """Where it belongs in its block."""
     num_bytes: int
+    """How much of the block it is, decoded."""
     is_inherited: bool = False
+    """Whether the block came to the sender from elsewhere."""
     codec: int = RAW_NUMBER
+    """Number of its codec; 0 is raw."""
     coded_bytes: int = 0
+    """Bytes that follow if it is coded by itself."""
     stream_bytes: int = 0
+    """Size of the stream that it is a part of; 0 if its block is not rounded. Then `offset` and
+    `num_bytes` are those in the stream."""
     age: int = 0
+    """Code of the age of its block."""
 
     @property
     def payload_bytes(self) -> int:
@@ -193,14 +187,8 @@ def prefix_bytes(start: bytes | bytearray | memoryview) -> int:
 
 
 def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:
-    """Kind of the next bytes of a data connection.
-
-    Args:
-        data: As many bytes as `prefix_bytes` says.
-
-    Raises:
-        PeerError: They start no fragment, or one over a limit.
-    """
+    """Kind of the next bytes of a data connection. `data`: As many bytes as `prefix_bytes` says.
+    `PeerError`: They start no fragment, or one over a limit."""
     (
         magic,
         version,
@@ -269,11 +257,8 @@ class FragmentStream:
     """The bytes of a data connection, written straight to where each fragment belongs.
 
     The reader writes the next bytes into `view` and reports their number; any split of the stream
-    gives the same fragments. After a `PeerError` the stream is lost.
-
-    Args:
-        place: Where the bytes of a fragment go: as much memory as bytes follow its prefix.
-    """
+    gives the same fragments. After a `PeerError` the stream is lost. `place`: Where the bytes of a
+    fragment go: as much memory as bytes follow its prefix."""
 
     def __init__(self, place: Callable[[FragmentPrefix], memoryview]) -> None:
         self._place = place
@@ -285,14 +270,8 @@ class FragmentStream:
         """Header of the fragment that is being read."""
 
     def filled(self, num_bytes: int) -> FragmentPrefix | None:
-        """Record that `count` bytes were written to the start of `view`.
-
-        Returns:
-            The fragment that they complete.
-
-        Raises:
-            PeerError: They start no fragment, or one over a limit.
-        """
+        """Record that `count` bytes were written to the start of `view`. Returns the fragment that
+        they complete. `PeerError`: They start no fragment, or one over a limit."""
         self.view = self.view[num_bytes:]
         if self.view:
             return None

@@ -44,17 +44,14 @@ PROBE_PROTOCOL = "prfaas-probe/1"
 
 @dataclass(frozen=True, slots=True)
 class LinkContexts:
-    """Files and contexts of one end of a link.
-
-    Attributes:
-        messages: For connections that carry messages.
-        data: For connections that carry pieces of blocks; their handshake names DATA_PROTOCOL.
-        probe: For connections of a link test; their handshake names PROBE_PROTOCOL.
-    """
+    """Files and contexts of one end of a link."""
 
     messages: ssl.SSLContext
+    """For connections that carry messages."""
     data: ssl.SSLContext
+    """For connections that carry pieces of blocks; their handshake names DATA_PROTOCOL."""
     probe: ssl.SSLContext
+    """For connections of a link test; their handshake names PROBE_PROTOCOL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +70,7 @@ class Identity:
 
     def client_context(self) -> ssl.SSLContext:
         """TLS 1.3 for dialling. The peer's name is checked by `peer_name`, not by host name.
-
-        Raises:
-            ConfigError: A file is missing or does not fit the others.
-        """
+        `ConfigError`: A file is missing or does not fit the others."""
         context = NamedContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         return self._load(context)
@@ -107,12 +101,9 @@ class Identity:
     def refresh(self, *contexts: ssl.SSLContext) -> None:
         """Load the files into the contexts; existing connections continue.
 
-        An authority removed from `ca.pem` stays trusted: a context cannot remove one. No
-        other thread may use the contexts meanwhile.
-
-        Raises:
-            ConfigError: A file is missing or does not fit the others; nothing is changed.
-        """
+        An authority removed from `ca.pem` stays trusted: a context cannot remove one. No other
+        thread may use the contexts meanwhile. `ConfigError`: A file is missing or does not fit the
+        others; nothing is changed."""
         self.client_context()
         for context in contexts:
             self._load(context)
@@ -152,10 +143,7 @@ def identity_in(directory: Path, name: str) -> Identity:
 
 def peer_name(ssl_object: ssl.SSLObject | ssl.SSLSocket | None, allowed: Set[str]) -> str:
     """Name of the peer of an established connection; `allowed` as in `wire/allow_list.py`.
-
-    Raises:
-        PeerError: There is no certificate, its name is not in `allowed`, or it cannot prove it.
-    """
+    `PeerError`: There is no certificate, its name is not in `allowed`, or it cannot prove it."""
     certificate = ssl_object.getpeercert() if ssl_object is not None else None
     entries = (certificate or {}).get("subjectAltName", ())
     names = [str(entry[1]) for entry in entries if entry[0] == "DNS"]

@@ -27,18 +27,19 @@ _Word = Annotated[str, msgspec.Meta(max_length=64)]
 _SKIPPED = msgspec.Raw()
 
 
-class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
+class _Change(msgspec.Struct, gc=False):
     block_hashes: _Hashes
     medium: _Word | None = None
     group_idx: _Group | None = None
     locality: _Word | None = None
 
 
-class _Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
-    block_hashes: _Hashes
-    medium: _Word | None = None
-    group_idx: _Group | None = None
-    locality: _Word | None = None
+class _Stored(_Change, tag="BlockStored", gc=False):
+    pass
+
+
+class _Removed(_Change, tag="BlockRemoved", gc=False):
+    pass
 
 
 class _Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
@@ -60,11 +61,8 @@ class _StoredArray(msgspec.Struct, tag="BlockStored", array_like=True, gc=False)
     locality: _Word | None = None
 
 
-class _RemovedArray(msgspec.Struct, tag="BlockRemoved", array_like=True, gc=False):
-    block_hashes: _Hashes
-    medium: _Word | None = None
-    group_idx: _Group | None = None
-    locality: _Word | None = None
+class _RemovedArray(_Change, tag="BlockRemoved", array_like=True, gc=False):
+    pass
 
 
 class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True, gc=False):
@@ -114,30 +112,24 @@ _ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 @dataclass(slots=True)
 class KvEventBatch:
-    """Changes of device memory in a batch.
-
-    Attributes:
-        hashes: Of all blocks that came or left, in order: whole, or the last 64 bits as numbers.
-        runs: How many of them in a row came (True) or left, and their cache group.
-        cleared: The prefix cache was cleared before these changes; what came earlier is left out.
-        num_elsewhere: Events about other media, which pool nodes report.
-        num_unknown: Events of kinds that are not known.
-    """
+    """Changes of device memory in a batch."""
 
     hashes: list[int | bytes] = field(default_factory=list)
+    """Of all blocks that came or left, in order: whole, or the last 64 bits as numbers."""
     runs: list[tuple[int, bool, int]] = field(default_factory=list)
+    """How many of them in a row came (True) or left, and their cache group."""
     cleared: bool = False
+    """The prefix cache was cleared before these changes; what came earlier is left out."""
     num_events: int = 0
     num_elsewhere: int = 0
+    """Events about other media, which pool nodes report."""
     num_unknown: int = 0
+    """Events of kinds that are not known."""
 
 
 def decode_batch(payload: bytes) -> KvEventBatch:
-    """Decode a batch.
-
-    Raises:
-        PeerError: It is no batch, or an event of a known kind is not as it should be.
-    """
+    """Decode a batch. `PeerError`: It is no batch, or an event of a known kind is not as it should
+    be."""
     for decoder in _FAST:
         try:
             return _batch(decoder.decode(payload).events, 0)

@@ -86,11 +86,8 @@ class TicketSigner:
         self.renew()
 
     def renew(self) -> None:
-        """Load the files and sign with them from now on.
-
-        Raises:
-            ConfigError: They cannot be read, or hold no elliptic-curve key; nothing is changed.
-        """
+        """Load the files and sign with them from now on. `ConfigError`: They cannot be read, or
+        hold no elliptic-curve key; nothing is changed."""
         identity = self._identity
         try:
             key = serialization.load_pem_private_key(identity.key.read_bytes(), None)
@@ -112,21 +109,7 @@ class TicketSigner:
     def seal(self, ticket: Ticket) -> bytes:
         """The ticket, signed; TICKET_BYTES_MAX bytes at most."""
         body = _encoder.encode(
-            _TicketSpec(
-                transfer_id=ticket.transfer_id,
-                tenant=ticket.tenant,
-                layout_id=ticket.layout_id,
-                source=ticket.source,
-                destination=ticket.destination,
-                blocks=ticket.blocks,
-                bytes_max=ticket.bytes_max,
-                expires_at_ns=ticket.expires_at_ns,
-                weight=ticket.weight,
-                bytes_per_s=ticket.bytes_per_s,
-                trace=ticket.trace,
-                regions=sorted(ticket.regions),
-                quality=ticket.quality,
-            )
+            {name: getattr(ticket, name) for name in _TicketSpec.__struct_fields__}
         )
         signature = self._key.sign(_DOMAIN + body, _ALGORITHM)
         return _encoder.encode(_Sealed(ticket=body, signature=signature, certificates=self._chain))
@@ -149,11 +132,8 @@ class TicketOpener:
         self.renew()
 
     def renew(self) -> None:
-        """Trust the authorities that the file holds at this moment, and no others.
-
-        Raises:
-            ConfigError: It cannot be read; nothing is changed.
-        """
+        """Trust the authorities that the file holds at this moment, and no others. `ConfigError`:
+        It cannot be read; nothing is changed."""
         try:
             own = x509.load_pem_x509_certificates(self._authority.read_bytes())
             authorities = NameAuthorities.beside(self._authority)
@@ -164,11 +144,8 @@ class TicketOpener:
 
     def open(self, data: bytes, now_ns: int) -> Ticket:
         """The ticket in `data`; what it allows is for the caller to check; TicketRefusedError if it
-        is missing or malformed, or no gateway of ours signed it.
-
-        Args:
-            now_ns: Unix time, for the validity of certificates.
-        """
+        is missing or malformed, or no gateway of ours signed it. `now_ns`: Unix time, for the
+        validity of certificates."""
         if not data:
             raise TicketRefusedError(TicketRefusal.MISSING, "there is none")
         if len(data) > TICKET_BYTES_MAX:
@@ -189,23 +166,8 @@ class TicketOpener:
         ) as error:
             raise TicketRefusedError(TicketRefusal.MALFORMED, str(error)) from None
         signer, signer_regions = self._check_signer(sealed, chain, now_ns)
-        return Ticket(
-            spec.transfer_id,
-            spec.tenant,
-            spec.layout_id,
-            spec.source,
-            spec.destination,
-            spec.blocks,
-            spec.bytes_max,
-            spec.expires_at_ns,
-            spec.weight,
-            spec.bytes_per_s,
-            spec.trace,
-            frozenset(spec.regions),
-            spec.quality,
-            signer,
-            signer_regions,
-        )
+        fields = msgspec.structs.asdict(spec) | {"regions": frozenset(spec.regions)}
+        return Ticket(**fields, signer=signer, signer_regions=signer_regions)
 
     def _check_signer(
         self, sealed: _Sealed, chain: list[x509.Certificate], now_ns: int

@@ -44,36 +44,30 @@ class Ready(Message):
 
 
 class Beat(Message):
-    """The worker is well; sent once a second, and answered.
-
-    Attributes:
-        num_open: Connections of clients.
-        closed: Connections that it has closed since it began, by reason.
-    """
+    """The worker is well; sent once a second, and answered."""
 
     num_open: int
+    """Connections of clients."""
     closed: dict[str, int]
+    """Connections that it has closed since it began, by reason."""
 
 
 class Ask(Message):
-    """A request came in.
-
-    Attributes:
-        headers: Those that the decider reads.
-        sequences: Token ids of each prompt, unsigned, of 32 bits, in this machine's order.
-        named_by: See `MadePrompt`.
-    """
+    """A request came in."""
 
     number: int
     tenant: str
     request_id: str
     headers: dict[str, str]
+    """Those that the decider reads."""
     started_at_ns: int
     started_unix_s: float
     client: ClientRequest
     sequences: list[bytes]
+    """Token ids of each prompt, unsigned, of 32 bits, in this machine's order."""
     hashes: bytes
     named_by: str
+    """See `MadePrompt`."""
 
 
 class StreamBegun(Message):
@@ -84,13 +78,7 @@ class StreamBegun(Message):
 
 
 class Broken(msgspec.Struct, array_like=True, gc=False):
-    """The break of a leg: a `LegBrokenError`, or an `EngineUnreachableError` without a reason.
-
-    Attributes:
-        is_failure: The engine reported a failure of this request.
-        had_request: It dropped the connection after the request was sent.
-        down: What became of the connection, for operators.
-    """
+    """The break of a leg: a `LegBrokenError`, or an `EngineUnreachableError` without a reason."""
 
     said: str
     reason: str = ""
@@ -98,32 +86,32 @@ class Broken(msgspec.Struct, array_like=True, gc=False):
     body: bytes = b""
     retry_after: str = ""
     is_failure: bool = False
+    """The engine reported a failure of this request."""
     had_request: bool = False
+    """It dropped the connection after the request was sent."""
     down: str = ""
+    """What became of the connection, for operators."""
 
 
 class LegEnded(Message):
-    """A decode leg has ended.
-
-    Attributes:
-        is_refused: The engine answered with a status of 4xx.
-        usage: Tokens of the prompt, of the answer, and cached ones as the client sees them; None
-            if they did not come.
-        decode_cached: Cached tokens as the engine sees them.
-        has_begun: The client has something of the answer.
-        relayed: Token ids, text, creation time and finish reason of a stream that another engine
-            may continue.
-    """
+    """A decode leg has ended."""
 
     number: int
     status: int
     counts: StreamedCounts
     is_refused: bool = False
+    """The engine answered with a status of 4xx."""
     usage: tuple[int, int, int] | None = None
+    """Tokens of the prompt, of the answer, and cached ones as the client sees them; None if they
+    did not come."""
     decode_cached: int = 0
+    """Cached tokens as the engine sees them."""
     has_begun: bool = False
+    """The client has something of the answer."""
     broken: Broken | None = None
     relayed: tuple[list[int], str, Any, str | None] | None = None
+    """Token ids, text, creation time and finish reason of a stream that another engine may
+    continue."""
 
 
 class Written(Message):
@@ -143,19 +131,16 @@ class Gone(Message):
 
 
 class PromptFacts(Message):
-    """Facts that prompts are made with; sent when they change.
-
-    Attributes:
-        max_model_len: Of the engine that takes the longest prompts; 0 without one.
-        is_own: Chats are rendered by gateways.
-        takes_parts: See `ChatRenderer`.
-    """
+    """Facts that prompts are made with; sent when they change."""
 
     max_model_len: int = 0
+    """Of the engine that takes the longest prompts; 0 without one."""
     layout: Layout | None = None
     adapters: frozenset[str] = frozenset()
     is_own: bool = False
+    """Chats are rendered by gateways."""
     takes_parts: bool = False
+    """See `ChatRenderer`."""
 
 
 class Answered(Message):
@@ -259,11 +244,8 @@ class Owner(Protocol):
 
 
 class WorkerChannel(asyncio.Protocol):
-    """One end of a channel. What one turn of the event loop sends is one system call.
-
-    Args:
-        kind: Messages of the other side.
-    """
+    """One end of a channel. What one turn of the event loop sends is one system call. `kind`:
+    Messages of the other side."""
 
     def __init__(self, kind: Any, owner: Owner) -> None:
         self._decoder, self._owner = msgspec.msgpack.Decoder(kind), owner
@@ -278,11 +260,8 @@ class WorkerChannel(asyncio.Protocol):
             self._transport = transport
 
     def send(self, message: Message) -> None:
-        """Send a message; nothing happens once the other side is gone.
-
-        Raises:
-            OverflowError: It has a number that MessagePack has not, or is too long.
-        """
+        """Send a message; nothing happens once the other side is gone. `OverflowError`: It has a
+        number that MessagePack has not, or is too long."""
         body = _encoder.encode(message)
         if len(body) > FRAME_BYTES_MAX:
             raise OverflowError(f"a message of {len(body)} bytes; {FRAME_BYTES_MAX} is the limit")

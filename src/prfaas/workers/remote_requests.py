@@ -194,13 +194,10 @@ def _ended(found: messages.LegEnded, exchange: Exchange) -> EndedLeg:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDecodeLeg(DecodeLeg):
-    """Runs decode legs: the first of a request in its worker, others here.
-
-    Attributes:
-        counted: Counts those in workers.
-    """
+    """Runs decode legs: the first of a request in its worker, others here."""
 
     counted: Engines
+    """Counts those in workers."""
 
     async def run(
         self,

@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from prfaas.cli.preflight.compatibility import AlikeEngines, EnginePair, absent, pairs
-from prfaas.cli.preflight.pool_survey import survey
+from prfaas.cli.preflight.compatibility import AlikeEngines, EnginePair, absent, pairs, survey
 from prfaas.config.load import load_deployment
 from prfaas.core.kv.blocks import HashScheme
 from prfaas.wire.identity import identity_in, make_authority, make_identity

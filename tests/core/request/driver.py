@@ -331,3 +331,9 @@ def kinds(actions: list[AnyAction]) -> list[type[Action]]:
 
 def fallbacks(actions: list[AnyAction]) -> list[tuple[str, str]]:
     return [(each.stage, each.reason) for each in actions if isinstance(each, FellBack)]
+
+
+def relaying(found: Routed | None = None, **more: object) -> Driver:
+    """A request whose blocks take a second over its link, and may have 100 more tokens."""
+    more.setdefault("books", ScriptedBooks(link_bytes=10**6))
+    return Driver(found or routed(Path.REMOTE), relay_max=100, **more)  # type: ignore[arg-type]

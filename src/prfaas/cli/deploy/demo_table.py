@@ -23,16 +23,13 @@ PACKAGE = Path(prfaas.__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class DemoRequest:
-    """One turn.
-
-    Attributes:
-        text: Message of the user.
-        follows: Index of the request whose conversation it continues; None for a new one.
-    """
+    """One turn."""
 
     title: str
     text: str
+    """Message of the user."""
     follows: int | None = None
+    """Index of the request whose conversation it continues; None for a new one."""
 
 
 def document(name: str, num_chars: int) -> str:
@@ -95,23 +92,20 @@ WORDS_FROM = 145
 
 @dataclass(slots=True)
 class DemoRow:
-    """One request of the demo, and what became of it.
-
-    Attributes:
-        messages: The conversation that was sent.
-        record: The gateway's record of it; empty while it runs.
-        alone: Answer of one engine alone that computes the whole prompt; None before it was asked.
-        again: The same engine's answer when it finds the prompt's prefix in its own cache.
-        if_local_ms: Time of a local prefill, milliseconds; None if it is not known.
-    """
+    """One request of the demo, and what became of it."""
 
     request: DemoRequest
     messages: list[JsonObject]
+    """The conversation that was sent."""
     answer: str = ""
     record: JsonObject = field(default_factory=dict)
+    """The gateway's record of it; empty while it runs."""
     alone: str | None = None
+    """Answer of one engine alone that computes the whole prompt; None before it was asked."""
     again: str | None = None
+    """The same engine's answer when it finds the prompt's prefix in its own cache."""
     if_local_ms: float | None = None
+    """Time of a local prefill, milliseconds; None if it is not known."""
 
     @property
     def is_identical(self) -> bool:

@@ -22,19 +22,16 @@ _CASE_STUDY = (
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """Files for one purpose.
-
-    Attributes:
-        what: Content, for the help.
-        files: Shipped files and folders; those of `examples` are written without that folder.
-        then: Next command.
-        needs: What it needs beyond prfaas; "" for nothing.
-    """
+    """Files for one purpose."""
 
     what: str
+    """Content, for the help."""
     files: tuple[str, ...]
+    """Shipped files and folders; those of `examples` are written without that folder."""
     then: str
+    """Next command."""
     needs: str = ""
+    """What it needs beyond prfaas; "" for nothing."""
 
 
 KITS = {

@@ -43,25 +43,22 @@ ENGINE_START_TIMEOUT_NS = 30 * 60 * NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A deployment with an address for every part.
-
-    Attributes:
-        overlay: Settings that take precedence over the file's; None for none.
-        run: Identifier of this start.
-        pools: Where each pool node is reached.
-        engines: Base URL of each engine.
-        gateway: Where the gateway listens.
-        admins: Where the pool nodes started here serve health and metrics.
-    """
+    """A deployment with an address for every part."""
 
     deployment: Deployment
     file: Path
     overlay: Path | None
+    """Settings that take precedence over the file's; None for none."""
     run: str
+    """Identifier of this start."""
     pools: dict[str, Address]
+    """Where each pool node is reached."""
     engines: dict[str, str]
+    """Base URL of each engine."""
     gateway: Address
+    """Where the gateway listens."""
     admins: dict[str, Address]
+    """Where the pool nodes started here serve health and metrics."""
 
     @property
     def endpoints(self) -> Endpoints:
@@ -119,11 +116,8 @@ def parts(topology: Topology) -> list[list[ProcessPart]]:
 
 
 def prepare_identities(deployment: Deployment) -> None:
-    """See that every part started here has an identity.
-
-    Raises:
-        ConfigError: One is missing and may not be made, or no peer would let it in.
-    """
+    """See that every part started here has an identity. `ConfigError`: One is missing and may not
+    be made, or no peer would let it in."""
     directory, names = deployment.security.identities, identity_names(deployment)
     if deployment.security.generate:
         make_authority(directory)
@@ -138,11 +132,8 @@ def prepare_identities(deployment: Deployment) -> None:
 
 
 def identity_problems(deployment: Deployment, names: Sequence[str] | None = None) -> Iterator[str]:
-    """Return missing or invalid identities of parts started here that are not created.
-
-    Args:
-        names: The parts; all that are started here if absent.
-    """
+    """Return missing or invalid identities of parts started here that are not created. `names`: The
+    parts; all that are started here if absent."""
     security, now = deployment.security, datetime.datetime.now(datetime.UTC)
     for name in identity_names(deployment) if names is None else names:
         identity = identity_in(security.identities, name)

@@ -96,33 +96,30 @@ vLLM makes the sockets of its KV events, which carry prompts, as the umask says.
 
 @dataclass(slots=True)
 class ProcessPart:
-    """A process of a deployment.
-
-    Attributes:
-        name: Name in the deployment file.
-        kind: "pool node", "engine" or "gateway".
-        command: What to run.
-        health_url: Answers 200 once the part is ready.
-        whole_url: Answers 200 once the whole deployment is there; only a first start waits for it.
-        log: Where its output goes.
-        leftovers: Files to remove once it is gone; the last component may be a pattern.
-        places: Where it is reached, such as `{"pd-pool": "127.0.0.1:7100"}`, by name of a part.
-        stop_s: How long it may take to stop before it is killed.
-        start_timeout_ns: How long it may take to become ready.
-        warm_up: Request that makes a ready engine do its first, slow work; None for none.
-    """
+    """A process of a deployment."""
 
     name: str
+    """Name in the deployment file."""
     kind: str
+    """"pool node", "engine" or "gateway"."""
     command: Command
+    """What to run."""
     health_url: str
+    """Answers 200 once the part is ready."""
     log: Path
+    """Where its output goes."""
     leftovers: list[Path] = field(default_factory=list)
+    """Files to remove once it is gone; the last component may be a pattern."""
     places: dict[str, str] = field(default_factory=dict)
+    """Where it is reached, such as `{"pd-pool": "127.0.0.1:7100"}`, by name of a part."""
     whole_url: str = ""
+    """Answers 200 once the whole deployment is there; only a first start waits for it."""
     warm_up: tuple[str, dict[str, object]] | None = None
+    """Request that makes a ready engine do its first, slow work; None for none."""
     stop_s: float = STOP_S
+    """How long it may take to stop before it is killed."""
     start_timeout_ns: int = START_TIMEOUT_NS
+    """How long it may take to become ready."""
     process: subprocess.Popen[bytes] | None = None
     ready_after_s: float | None = None
     _segments: set[Path] = field(default_factory=set)
@@ -166,11 +163,8 @@ class ProcessPart:
                 os.killpg(self.process.pid, number)
 
     def terminate(self, *, with_all: bool = False) -> None:
-        """Ask the process to stop.
-
-        Args:
-            with_all: The whole deployment stops: a gateway waits for no load balancer to notice.
-        """
+        """Ask the process to stop. `with_all`: The whole deployment stops: a gateway waits for no
+        load balancer to notice."""
         if self.process is not None and self.exit_code is None:
             self._look()
             hurries = with_all and self.kind == "gateway" and self.ready_after_s is not None
@@ -187,10 +181,7 @@ class ProcessPart:
 
     async def stop(self, *, with_all: bool = False) -> None:
         """Stop the process, by force if it takes longer than `stop_s`, and clean up after it.
-
-        Args:
-            with_all: See `terminate`.
-        """
+        `with_all`: See `terminate`."""
         if self.process is None:
             return
         self.terminate(with_all=with_all)

@@ -125,13 +125,9 @@ def query_command(
     until: str | None,
     kinds: tuple[str, ...],
     *,
-    tenant: str | None,
-    outcome: str | None,
-    source: str | None,
-    operator: str | None,
-    transfer: str | None,
     sums: bool,
     as_json: bool,
+    **fields: str | None,
 ) -> None:
     """Print the records in FOLDER that meet all conditions, log by log, in the order of lines.
 
@@ -143,16 +139,8 @@ def query_command(
       prfaas audit query .state/audit --kind movement --sums
       prfaas audit query .state/audit --operator alice --json
     """
-    wanted = Filter(
-        instant(since) if since else None,
-        instant(until) if until else None,
-        frozenset(kinds),
-        tenant,
-        outcome,
-        source,
-        operator,
-        transfer,
-    )
+    from_, to = instant(since) if since else None, instant(until) if until else None
+    wanted = Filter(from_, to, frozenset(kinds), **fields)
     logs, total = logs_of(folder, name), Sums()
     with reading_bytes(folder, sum(map(num_bytes, logs.values()))) as on_bytes:
         for log, files in logs.items():

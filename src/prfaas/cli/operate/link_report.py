@@ -20,21 +20,18 @@ TCP_WMEM = Path("/proc/sys/net/ipv4/tcp_wmem")
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasurements:
-    """Results of the measurements.
-
-    Attributes:
-        address: Of the other end.
-        seconds: How long each probe was measured.
-        budget_bits_per_s: Limit of all connections together; 0 is no limit.
-        host: Limits of the sending host.
-        probes: One for each number of connections.
-    """
+    """Results of the measurements."""
 
     address: tuple[str, int]
+    """Of the other end."""
     seconds: float
+    """How long each probe was measured."""
     budget_bits_per_s: int
+    """Limit of all connections together; 0 is no limit."""
     host: SendingHost
+    """Limits of the sending host."""
     probes: list[Probe]
+    """One for each number of connections."""
 
 
 async def run_probes(

@@ -58,11 +58,8 @@ async def serve(
     sources: Sequence[Source] = (),
     is_alone: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run a gateway with its annexes until `stop` is set; see `run_gateway`.
-
-    Raises:
-        ConfigError: The port is in use, or the tokenizer, an identity or the salt is missing.
-    """
+    """Run a gateway with its annexes until `stop` is set; see `run_gateway`. `ConfigError`: The
+    port is in use, or the tokenizer, an identity or the salt is missing."""
     gateway = make_gateway(deployment, endpoints, sources)
     await run_gateway(gateway, stop, on_listening, is_alone)
 
@@ -73,15 +70,9 @@ def make_gateway(
     sources: Sequence[Source] = (),
     **settings: Any,
 ) -> Gateway:
-    """Put a gateway and its annexes together.
-
-    Args:
-        settings: Times, as of `Gateway`.
-
-    Raises:
-        ConfigError: The plan, the price file, the tokenizer, an identity or the salt is missing or
-            invalid, or the audit log cannot be written.
-    """
+    """Put a gateway and its annexes together. `settings`: Times, as of `Gateway`. `ConfigError`:
+    The plan, the price file, the tokenizer, an identity or the salt is missing or invalid, or the
+    audit log cannot be written."""
     found = load_profiles(deployment)
     profiles = replace(found, market=deployment_market(deployment, found.sites))
     gateway = Gateway(deployment, endpoints, sources, profiles, **settings)
@@ -95,7 +86,7 @@ class AnnexMetrics:
     """Metrics of the annexes of a gateway, in its registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.audit = AuditMetrics(registry, "prfaas_gateway")
+        self.audit = AuditMetrics(registry, "gateway")
         self.verification = VerificationMetrics(registry)
         self.usage = UsageMetrics(registry)
         self.incidents = IncidentMetrics(registry)
@@ -211,7 +202,7 @@ class PlannerPages:
 
 
 def _settings(data: bytes) -> JsonObject:
-    """The question in a body; RequestError if 400, it is invalid."""
+    """The question in a body; RequestError (400) if it is invalid."""
     try:
         settings = as_object(from_json(data)).get("settings")
     except ValueError as error:

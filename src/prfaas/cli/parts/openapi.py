@@ -88,20 +88,21 @@ _REQUIRED = {"ChatCompletionRequest": "messages", "CompletionRequest": "prompt"}
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method of one path.
+    """One method of one path: POST with a body, GET without one."""
 
-    Attributes:
-        query: Parameters of the query, with their schemas.
-        body: Name in `BODIES`; empty without a body.
-        content: Type of the answer; a stream of a client is an event stream besides.
-    """
-
-    method: str
     path: str
     summary: str
     query: tuple[tuple[str, JsonObject], ...] = ()
+    """Parameters of the query, with their schemas."""
     body: str = ""
+    """Name in `BODIES`; empty without a body."""
     content: str = "application/json"
+    """Type of the answer; a stream of a client is an event stream besides."""
+
+    @property
+    def method(self) -> str:
+        """In lower case."""
+        return "post" if self.body else "get"
 
 
 def _number(low: int, high: int) -> JsonObject:
@@ -111,45 +112,35 @@ def _number(low: int, high: int) -> JsonObject:
 _TEXT: JsonObject = {"type": "string"}
 OPERATIONS = (
     Operation(
-        "post",
-        "/v1/chat/completions",
-        "Answer a chat, whole or streamed",
-        (),
-        "ChatCompletionRequest",
+        "/v1/chat/completions", "Answer a chat, whole or streamed", body="ChatCompletionRequest"
     ),
+    Operation("/v1/completions", "Continue a prompt, whole or streamed", body="CompletionRequest"),
+    Operation("/v1/models", "The model and its adapters"),
+    Operation("/v1/models/{model}", "The model or one adapter"),
+    Operation("/tokenize", "Token ids as the engines get them", body="TokenizeRequest"),
+    Operation("/detokenize", "Text of token ids", body="DetokenizeRequest"),
     Operation(
-        "post", "/v1/completions", "Continue a prompt, whole or streamed", (), "CompletionRequest"
-    ),
-    Operation("get", "/v1/models", "The model and its adapters"),
-    Operation("get", "/v1/models/{model}", "The model or one adapter"),
-    Operation("post", "/tokenize", "Token ids as the engines get them", (), "TokenizeRequest"),
-    Operation("post", "/detokenize", "Text of token ids", (), "DetokenizeRequest"),
-    Operation(
-        "get",
         "/health",
         "200 while requests are taken; with full, only if all parts are ready",
         (("full", {"type": "string", "enum": ["1", "parts"]}),),
     ),
-    Operation("get", "/ping", "As /health"),
-    Operation("get", "/version", "The version of the gateway"),
-    Operation("get", PATH, "This document"),
-    Operation("get", "/metrics", "Metrics of Prometheus", content="text/plain"),
+    Operation("/ping", "As /health"),
+    Operation("/version", "The version of the gateway"),
+    Operation(PATH, "This document"),
+    Operation("/metrics", "Metrics of Prometheus", content="text/plain"),
     Operation(
-        "get",
         "/control/requests",
         "Recent requests, newest first, with the reason for their path",
         (("limit", _number(1, RECORDS_MAX)),),
     ),
-    Operation("get", "/control/requests/{request_id}", "One recent request"),
+    Operation("/control/requests/{request_id}", "One recent request"),
     Operation(
-        "get",
         "/control/requests/{request_id}/explanation",
         "All inputs of the decision on its path",
     ),
-    Operation("get", "/control/requests/{request_id}/story", "Its events, with their times"),
-    Operation("get", "/control/links", "Measurements of links"),
+    Operation("/control/requests/{request_id}/story", "Its events, with their times"),
+    Operation("/control/links", "Measurements of links"),
     Operation(
-        "get",
         "/control/incidents",
         "Incidents, the newest first",
         (
@@ -161,46 +152,34 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        "get",
         "/control/incidents/{incident_id}",
         "One incident, with its time line and the requests that it touched",
     ),
-    Operation("get", "/control/status", "State of clusters, engines, pools, links and loops"),
+    Operation("/control/status", "State of clusters, engines, pools, links and loops"),
     Operation(
-        "get",
         "/control/decisions",
         "Changes by operators and control loops",
         (("limit", _number(1, ENTRIES_MAX)), ("after", {"type": "integer", "minimum": 0})),
     ),
-    Operation("post", "/control/loops", "Freeze or resume the control loops", (), "LoopsRequest"),
+    Operation("/control/loops", "Freeze or resume the control loops", body="LoopsRequest"),
     Operation(
-        "post",
         "/control/threshold",
         "Set the threshold of a link or of all; null gives it back to the loops",
-        (),
-        "ThresholdRequest",
+        body="ThresholdRequest",
     ),
+    Operation("/control/engines/{name}", "Drain an engine, or resume it", body="EngineRequest"),
+    Operation("/control/clusters/{name}", "Turn a PrfaaS cluster on or off", body="ClusterRequest"),
+    Operation("/control/prices/{name}", "Change a price of a cluster", body="PriceRequest"),
     Operation(
-        "post", "/control/engines/{name}", "Drain an engine, or resume it", (), "EngineRequest"
+        "/control/prefixes", "Pin the blocks of a prompt, or copy them", body="PrefixRequest"
     ),
+    Operation("/control/purge", "Drop blocks of a pool, a tenant or a prompt", body="PurgeRequest"),
     Operation(
-        "post", "/control/clusters/{name}", "Turn a PrfaaS cluster on or off", (), "ClusterRequest"
-    ),
-    Operation("post", "/control/prices/{name}", "Change a price of a cluster", (), "PriceRequest"),
-    Operation(
-        "post", "/control/prefixes", "Pin the blocks of a prompt, or copy them", (), "PrefixRequest"
-    ),
-    Operation(
-        "post", "/control/purge", "Drop blocks of a pool, a tenant or a prompt", (), "PurgeRequest"
-    ),
-    Operation(
-        "get",
         "/kv/lookup",
         "Hits of a prompt in every pool and engine",
         (("prompt", _TEXT), ("tenant", _TEXT)),
     ),
     Operation(
-        "post",
         "/kv/lookup",
         "Hits of a prompt or chat in every pool and engine",
         (("tenant", _TEXT),),

@@ -106,16 +106,13 @@ def _any_interface(address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """Sources that a pool node follows.
-
-    Attributes:
-        clusters: Clusters of the pool nodes that are its peers.
-        start: Members in the deployment file.
-    """
+    """Sources that a pool node follows."""
 
     clusters: PeerClusters
+    """Clusters of the pool nodes that are its peers."""
     sources: Sequence[Source]
     start: Sequence[Listed] = ()
+    """Members in the deployment file."""
 
     def members(self, node: PoolNode) -> PeerMembers:
         """The members of a pool node."""
@@ -163,11 +160,8 @@ def follow_file(
 
 
 def follow_sources(path: Path) -> Following:
-    """Follow the sources that a file names; ConfigError if it cannot be used.
-
-    Args:
-        path: Of a `PeersFile`.
-    """
+    """Follow the sources that a file names; ConfigError if it cannot be used. `path`: Of a
+    `PeersFile`."""
     from prfaas.config.names import PATTERNS
     from prfaas.config.services import PeersFile
     from prfaas.membership.peer_entries import PeerClusters

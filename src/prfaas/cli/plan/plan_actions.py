@@ -41,32 +41,26 @@ _COLUMNS = 100  # of output that goes to a file or a pipe
 
 @dataclass(frozen=True, slots=True)
 class MapView:
-    """A request for maps: the questions, the axes, the form of the answer.
-
-    Args:
-        settings: Changes to each of them.
-        axes: The points of the map.
-        control: Congestion control; None is the plan's, of its first PrfaaS cluster.
-        num_nodes: Pool nodes of each PrfaaS cluster; 0 is what the plan has.
-        as_json: JSON instead of tables.
-        report: File of the tables, .html, or None.
-    """
+    """A request for maps: the questions, the axes, the form of the answer."""
 
     files: Sequence[Path]
     settings: Sequence[str]
+    """Changes to each of them."""
     axes: Axes
+    """The points of the map."""
     control: CongestionControl | None
+    """Congestion control; None is the plan's, of its first PrfaaS cluster."""
     num_nodes: int
+    """Pool nodes of each PrfaaS cluster; 0 is what the plan has."""
     as_json: bool
+    """JSON instead of tables."""
     report: Path | None
+    """File of the tables, .html, or None."""
 
 
 def show_maps(view: MapView) -> None:
-    """Make the maps and show them.
-
-    Raises:
-        ConfigError: A plan is wrong, there are too many, or the file cannot be written.
-    """
+    """Make the maps and show them. `ConfigError`: A plan is wrong, there are too many, or the file
+    cannot be written."""
     if len(view.files) > FILES_MAX:
         raise ConfigError(f"{len(view.files)} plan files are given; at most {FILES_MAX} are drawn")
     if view.report is not None and view.report.suffix != ".html":
@@ -121,33 +115,27 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """The form of an answer.
-
-    Args:
-        as_json: JSON instead of tables.
-        report: Path of an HTML report, or None.
-        emit: Only the settings for a deployment file.
-        num_seeds: Simulations of each fleet that confirm the answer; 0 simulates nothing.
-        with_classes: Every class of the links, too.
-        with_details: All tables and the plot, not the verdict and its numbers alone.
-    """
+    """The form of an answer."""
 
     as_json: bool
+    """JSON instead of tables."""
     report: Path | None
+    """Path of an HTML report, or None."""
     emit: bool
+    """Only the settings for a deployment file."""
     num_seeds: int
+    """Simulations of each fleet that confirm the answer; 0 simulates nothing."""
     place: SweepPlace = field(default_factory=SweepPlace)
     with_classes: bool = False
+    """Every class of the links, too."""
     with_details: bool = False
+    """All tables and the plot, not the verdict and its numbers alone."""
 
 
 def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
     """Answer a plan file in the form that was asked for; ConfigError if the question is wrong, or
-    the report cannot be written.
-
-    Returns:
-        Exit code: 1 if the answer was to be confirmed and was not.
-    """
+    the report cannot be written. Returns exit code: 1 if the answer was to be confirmed and was
+    not."""
     if view.emit and view.as_json:
         raise ConfigError("--emit prints TOML and --json prints JSON; choose one")
     if view.report is not None and view.report.suffix not in {".html", ".htm"}:

@@ -31,7 +31,6 @@ from prfaas.sim.sizing import (
 from prfaas.sweeps import SweepJob, SweepPlace
 
 _SHORT = {Finding.HOLDS: "holds", Finding.DOES_NOT_HOLD: "no", Finding.NOT_DECIDED: "open"}
-DEFAULT_SEEDS = 5
 NO_DEMAND_RATIO = 0.95
 """Load without a demand, as a share of Λ_max: at all of it queues have no end."""
 
@@ -46,22 +45,18 @@ class Judged:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """The simulator's judgement of a plan.
-
-    Args:
-        demand_per_s: Simulated arrival rate, req/s.
-        num_seeds: Runs of each fleet.
-        fleets: The answer first, then the others.
-        sentence: The result and the next step.
-        next_one: A larger fleet that holds, where the answer does not; or None.
-        place: Where the runs are made; None is one process per core.
-    """
+    """The simulator's judgement of a plan."""
 
     demand_per_s: float
+    """Simulated arrival rate, req/s."""
     num_seeds: int
+    """Runs of each fleet."""
     fleets: tuple[Judged, ...]
+    """The answer first, then the others."""
     sentence: str
+    """The result and the next step."""
     next_one: FleetCandidate | None = None
+    """A larger fleet that holds, where the answer does not; or None."""
     num_requests: int = REQUESTS
 
     @property

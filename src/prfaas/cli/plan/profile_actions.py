@@ -25,26 +25,23 @@ from prfaas.planner.hardware.measure import (
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The measurements to make.
-
-    Args:
-        prefixes: Cached prefixes, tokens, rising; empty measures none.
-        needs_prefixes: An engine that does not keep them is an error, else a line of the output.
-        new_tokens: Tokens after each of them.
-        batches: Batches for decode; empty measures none.
-        contexts: Prompt lengths for decode, tokens.
-    """
+    """The measurements to make."""
 
     url: str
     model: str
     hardware: str
     lengths: tuple[int, ...]
     prefixes: tuple[int, ...]
+    """Cached prefixes, tokens, rising; empty measures none."""
     needs_prefixes: bool
+    """An engine that does not keep them is an error, else a line of the output."""
     new_tokens: tuple[int, ...]
+    """Tokens after each of them."""
     repeats: int
     batches: tuple[int, ...]
+    """Batches for decode; empty measures none."""
     contexts: tuple[int, ...]
+    """Prompt lengths for decode, tokens."""
     output_tokens: int
     token_id_max: int
     seed: int

@@ -47,22 +47,19 @@ _COLUMNS = 110  # of output that goes to a file or a pipe
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Outputs of the runs.
-
-    Attributes:
-        report: Where the HTML report goes, if one is wanted.
-        series: Where the time series go, if they are wanted.
-        events: Where the events go, if they are wanted.
-        command: The command that makes the same again.
-        with_bound: Print the offline bound of the goodput.
-    """
+    """Outputs of the runs."""
 
     as_json: bool = False
     report: Path | None = None
+    """Where the HTML report goes, if one is wanted."""
     series: Path | None = None
+    """Where the time series go, if they are wanted."""
     events: Path | None = None
+    """Where the events go, if they are wanted."""
     command: str = ""
+    """The command that makes the same again."""
     with_bound: bool = False
+    """Print the offline bound of the goodput."""
 
     @property
     def files(self) -> tuple[Path | None, ...]:

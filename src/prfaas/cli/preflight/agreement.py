@@ -57,16 +57,13 @@ _UNSURE = {"", "auto"}
 
 
 class Disagreement(NamedTuple):
-    """A setting that differs between engines.
-
-    Attributes:
-        values: By engine; "" is not given.
-        is_converted: Pool nodes convert blocks between engines with these values.
-    """
+    """A setting that differs between engines."""
 
     setting: str
     values: Mapping[str, str]
+    """By engine; "" is not given."""
     is_converted: bool = False
+    """Pool nodes convert blocks between engines with these values."""
 
     @property
     def is_certain(self) -> bool:

@@ -1,25 +1,32 @@
 """Compatibility of running engines: a row for each pair of a prefill and a decode engine.
 
-Engines that have the same layout and shape share a row.
+Engines that have the same layout and shape share a row. Pool nodes are asked for theirs with the
+gateway's identity.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rich.table import Table
 from rich.text import Text
 
-from prfaas.cli.preflight.pool_survey import survey
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.core.kv.blocks import Difference, Facts, HashScheme, differences, in_words
-from prfaas.errors import ConfigError
-from prfaas.wire.identity import identity_in
+from prfaas.errors import ConfigError, PeerError
+from prfaas.wire.channel import Channel
+from prfaas.wire.frames import Frame
+from prfaas.wire.identity import identity_in, peer_name
+from prfaas.wire.messages.base import Goodbye
+from prfaas.wire.messages.codec import decode
 from prfaas.wire.messages.layouts import LayoutSpec
-from prfaas.wire.messages.survey import UNKNOWN, EngineShape, Surveyed
+from prfaas.wire.messages.survey import UNKNOWN, EngineShape, Survey, Surveyed
+from prfaas.wire.sockets import happy_eyeballs_s
 
 COLUMNS = ("prefill", "decode", "layout", "dtype", "TP", "block", "hashes", "conversion")
 _ADVICE = {
@@ -37,18 +44,15 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class AlikeEngines:
-    """Engines of one cluster that have the same layout and shape.
-
-    Attributes:
-        names: Of the engines, in the order of the file.
-        layout: As they announced it.
-        facts: Behind the layout id; empty if their pool node has sent none.
-    """
+    """Engines of one cluster that have the same layout and shape."""
 
     names: tuple[str, ...]
+    """Of the engines, in the order of the file."""
     layout: LayoutSpec
+    """As they announced it."""
     shape: EngineShape
     facts: Facts = field(default_factory=dict)
+    """Behind the layout id; empty if their pool node has sent none."""
 
     @property
     def words(self) -> str:
@@ -65,17 +69,14 @@ class AlikeEngines:
 
 @dataclass(frozen=True, slots=True)
 class EnginePair:
-    """A prefill and a decode engine.
-
-    Attributes:
-        prefill: The one that ships blocks.
-        decode: The one that loads them.
-        is_ticketed: The prefill side keeps blocks of ticketed requests alone.
-    """
+    """A prefill and a decode engine."""
 
     prefill: AlikeEngines
+    """The one that ships blocks."""
     decode: AlikeEngines
+    """The one that loads them."""
     is_ticketed: bool = False
+    """The prefill side keeps blocks of ticketed requests alone."""
 
     @property
     def has_no_tickets(self) -> bool:
@@ -229,15 +230,9 @@ def table_of(found: Sequence[EnginePair]) -> Table:
 def surveyed(
     deployment: Deployment, pools: Mapping[str, tuple[str, int]]
 ) -> dict[str, Surveyed | str]:
-    """Ask the pool nodes of a deployment for their engines.
-
-    Args:
-        deployment: Has the gateway's identity.
-
-    Returns:
-        The answers by pool; empty if the identity is not on this machine. Where no pool node
-        answers, those without an `address` are left out: nothing runs yet.
-    """
+    """Ask the pool nodes of a deployment for their engines. `deployment`: Has the gateway's
+    identity. Returns the answers by pool; empty if the identity is not on this machine. Where no
+    pool node answers, those without an `address` are left out: nothing runs yet."""
     try:
         identity = identity_in(deployment.security.identities, deployment.gateway.name)
         tls = identity.client_context()
@@ -247,3 +242,70 @@ def surveyed(
     if any(isinstance(each, Surveyed) for each in found.values()):
         return found
     return {name: each for name, each in found.items() if deployment.pools[name].address}
+
+
+ANSWER_S = 5.0
+"""Limit for connection, handshake and answer of one pool node."""
+
+
+async def survey(
+    pools: Mapping[str, tuple[str, int]], tls: ssl.SSLContext, answer_s: float = ANSWER_S
+) -> dict[str, Surveyed | str]:
+    """Ask pool nodes for their engines, all at once; returns by pool, its answer or the reason that
+    there is none.
+
+    Args:
+        tls: Context of a gateway that these pool nodes accept, for dialling.
+        answer_s: Limit for each, seconds.
+    """
+    found = await asyncio.gather(
+        *(_ask(name, address, tls, answer_s) for name, address in pools.items())
+    )
+    return dict(zip(pools, found, strict=True))
+
+
+async def _ask(
+    pool: str, address: tuple[str, int], tls: ssl.SSLContext, answer_s: float
+) -> Surveyed | str:
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Surveyed | str] = loop.create_future()
+
+    def settle(value: Surveyed | str) -> None:
+        if not answer.done():
+            answer.set_result(value)
+
+    channel = Channel(
+        partial(_received, settle),
+        lambda _, reason: settle(f"{reason}; a pool node of an older prfaas does not answer"),
+        partial(_opened, pool),
+    )
+    try:
+        async with asyncio.timeout(answer_s):
+            await loop.create_connection(
+                lambda: channel,
+                *address,
+                ssl=tls,
+                happy_eyeballs_delay=await happy_eyeballs_s(*address),
+            )
+            return await answer
+    except TimeoutError:
+        return f"no answer within {answer_s:g} s"
+    except OSError as error:
+        return str(error)
+    finally:
+        channel.close("prfaas check has its answer")
+
+
+def _opened(pool: str, channel: Channel) -> None:
+    channel.peer = peer_name(channel.ssl_object, frozenset({pool}))
+    channel.send(Survey())
+
+
+def _received(settle: Callable[[Surveyed | str], None], _: Channel, frame: Frame) -> None:
+    match decode(frame.payload):
+        case Surveyed() as message:
+            settle(message)
+        case Goodbye() as message:
+            raise PeerError(message.reason)
+        case _:
+            return

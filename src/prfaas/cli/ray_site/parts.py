@@ -26,41 +26,32 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Member files of a site: its parts that run.
-
-    Attributes:
-        version: Changes with them; at least 1.
-        folder: Their directory on every host.
-        files: Text by name.
-    """
+    """Member files of a site: its parts that run."""
 
     version: int
+    """Changes with them; at least 1."""
     folder: Path
+    """Their directory on every host."""
     files: dict[str, str]
+    """Text by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartSpec:
-    """A part to start.
-
-    Attributes:
-        file: The deployment file, at the same path on every host.
-        name: Name of the part in it.
-        run: Identifier of this start of the site.
-        ports: Port of each part by name, and of health and metrics of pool nodes by `admin NAME`.
-    """
+    """A part to start."""
 
     file: Path
+    """The deployment file, at the same path on every host."""
     name: str
+    """Name of the part in it."""
     run: str
+    """Identifier of this start of the site."""
     ports: Mapping[str, int]
+    """Port of each part by name, and of health and metrics of pool nodes by `admin NAME`."""
 
     def part(self, host: str) -> ProcessPart:
-        """The part, with its command on this host; writes the file that it reads.
-
-        Args:
-            host: Address of this host.
-        """
+        """The part, with its command on this host; writes the file that it reads. `host`: Address
+        of this host."""
         file = _write_own_file(load_deployment(self.file), self.file, self.name)
         deployment = load_deployment(file)
         pools, admins = dict[str, Address](), dict[str, Address]()
@@ -91,11 +82,8 @@ def members_folder(deployment: Deployment) -> Path:
 
 
 def member_files(deployment: Deployment, places: Mapping[str, Address]) -> dict[str, str]:
-    """Text of the member files by name.
-
-    Args:
-        places: Addresses of the pool nodes and engines that are members.
-    """
+    """Text of the member files by name. `places`: Addresses of the pool nodes and engines that are
+    members."""
     found: dict[str, dict[str, Any]] = {}
     for cluster, table in deployment.clusters.items():
         for name in table.pools.keys() & places.keys():

@@ -33,19 +33,16 @@ WORK = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.e
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """State of a part on its host.
-
-    Attributes:
-        version: Version of the member files there; 0 before it has any.
-        host: Address of its node.
-        change: Its phase; None before there is a keeper.
-        fault: Reason why there is none.
-    """
+    """State of a part on its host."""
 
     version: int
+    """Version of the member files there; 0 before it has any."""
     host: str
+    """Address of its node."""
     change: PartChange | None
+    """Its phase; None before there is a keeper."""
     fault: str
+    """Reason why there is none."""
 
 
 class PartActor:
@@ -67,11 +64,8 @@ class PartActor:
         )
 
     async def report(self, members: Members | None) -> Report:
-        """State of the part, which starts when the first member files have come.
-
-        Args:
-            members: New member files of this host; None if it has them.
-        """
+        """State of the part, which starts when the first member files have come. `members`: New
+        member files of this host; None if it has them."""
         if members is not None:
             write_members(members.folder, members.files)
             self._version = members.version

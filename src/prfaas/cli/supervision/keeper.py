@@ -62,25 +62,22 @@ RUNNING = frozenset({Phase.STARTING, Phase.READY, Phase.UNHEALTHY})
 
 @dataclass(frozen=True, slots=True)
 class PartChange:
-    """A part in a new phase.
-
-    Attributes:
-        reason: Reason of its last end, as a predicate of the part; "" before anything has ended it.
-        failures: Failures in a row.
-        due_at_s: Time of its next start where it waits for that, seconds of the Unix epoch.
-        pid: Its process while one runs.
-        is_mistake: True if it ended before it was ever ready, because of its settings.
-        last_words: The last log lines of the process that ended last.
-    """
+    """A part in a new phase."""
 
     part: ProcessPart
     phase: Phase = Phase.WAITING
     reason: str = ""
+    """Reason of its last end, as a predicate of the part; "" before anything has ended it."""
     failures: int = 0
+    """Failures in a row."""
     due_at_s: float | None = None
+    """Time of its next start where it waits for that, seconds of the Unix epoch."""
     pid: int | None = None
+    """Its process while one runs."""
     is_mistake: bool = False
+    """True if it ended before it was ever ready, because of its settings."""
     last_words: str = ""
+    """The last log lines of the process that ended last."""
 
     @property
     def due_in_s(self) -> float | None:
@@ -90,21 +87,18 @@ class PartChange:
 
 @dataclass(frozen=True, slots=True)
 class KeeperTimes:
-    """Times of the supervision of parts, seconds.
-
-    Attributes:
-        poll_s: Between two checks of a process.
-        probe_s: Between two probes of a part that was ready.
-        probe_timeout_s: Limit for the answer to a probe.
-        first_delay_s: Longest wait after the first failure in a row.
-        stable_s: Time of readiness after which the count of failures starts anew.
-    """
+    """Times of the supervision of parts, seconds."""
 
     poll_s: float = 0.2
+    """Between two checks of a process."""
     probe_s: float = 5.0
+    """Between two probes of a part that was ready."""
     probe_timeout_s: float = 2.0
+    """Limit for the answer to a probe."""
     first_delay_s: float = 1.0
+    """Longest wait after the first failure in a row."""
     stable_s: float = 120.0
+    """Time of readiness after which the count of failures starts anew."""
 
 
 TIMES = KeeperTimes()
@@ -210,11 +204,8 @@ class Keeper:
             await asyncio.sleep(self._times.poll_s)
 
     async def _probe(self) -> None:
-        """Probe a part that was started, and go on once it is ready.
-
-        Raises:
-            EngineError: It was not ready in time, or did not answer its first request.
-        """
+        """Probe a part that was started, and go on once it is ready. `EngineError`: It was not
+        ready in time, or did not answer its first request."""
         began_at_s = time.monotonic()
         limit_s = (self._table.start_timeout or self.part.start_timeout_ns) / NS_PER_S
         try:
@@ -270,11 +261,7 @@ async def answers(
 
 
 async def warm_up(http: aiohttp.ClientSession, part: ProcessPart) -> None:
-    """Send a part its first request, if it has one.
-
-    Raises:
-        EngineError: It did not answer.
-    """
+    """Send a part its first request, if it has one. `EngineError`: It did not answer."""
     if part.warm_up is None:
         return
     url, body = part.warm_up

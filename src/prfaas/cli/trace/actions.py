@@ -36,24 +36,21 @@ _CHARS_PER_TOKEN = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """Results of an import.
-
-    Attributes:
-        num_requests: Requests that were written.
-        num_sessions: Sessions; None for requests without.
-        notes: Numbers of other omissions, assumptions and changes.
-        measure: Unit of lengths of chats; empty for others.
-    """
+    """Results of an import."""
 
     form: str
     num_requests: int
+    """Requests that were written."""
     num_sessions: int | None
+    """Sessions; None for requests without."""
     drops: Drops
     notes: dict[str, int]
+    """Numbers of other omissions, assumptions and changes."""
     measure: str = ""
+    """Unit of lengths of chats; empty for others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=False)
+@dataclass(frozen=True, slots=True)
 class Import:
     """An import, as its options describe it."""
 

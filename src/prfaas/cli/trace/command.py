@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
@@ -54,6 +54,7 @@ def trace() -> None:
 )
 @click.option(
     "--timestamps",
+    "unit",
     type=click.Choice(["s", "ms"]),
     help="Unit of timestamps in Mooncake's schema; ms if absent.",
 )
@@ -74,26 +75,16 @@ def trace() -> None:
     help="Chats: characters per token, in place of a tokenizer.",
 )
 @click.option(
-    "--pause", type=DURATION, default="10s", help="Chats: pause before a turn if none is recorded."
+    "--pause",
+    "pause_ns",
+    type=DURATION,
+    default="10s",
+    help="Chats: pause before a turn if none is recorded.",
 )
-@click.option("--force", is_flag=True, help="Replace the file to write.")
+@click.option("--force", "overwrite", is_flag=True, help="Replace the file to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def import_(
-    *,
-    file: Path,
-    out: Path,
-    form: str | None,
-    start: int | None,
-    duration: int | None,
-    requests: int | None,
-    block_tokens: int,
-    timestamps: Literal["s", "ms"] | None,
-    damaged_max: float,
-    tokenizer: Path | None,
-    chars_per_token: float | None,
-    pause: int,
-    force: bool,
-    as_json: bool,
+    *, start: int | None, duration: int | None, requests: int | None, as_json: bool, **given: Any
 ) -> None:
     """Write a trace in the form that plans and simulations read.
 
@@ -110,24 +101,13 @@ def import_(
       prfaas trace import chats.jsonl.gz --out sessions.jsonl.gz --tokenizer ./my-model
       prfaas trace import chats.jsonl --out sessions.jsonl.gz --chars-per-token 3.6 --pause 30s
     """
-    if tokenizer is not None and chars_per_token is not None:
+    if given["tokenizer"] is not None and given["chars_per_token"] is not None:
         raise click.UsageError("give --tokenizer or --chars-per-token, not both")
     from prfaas.cli.trace.actions import Import
     from prfaas.traces.reader import TracePart
 
-    Import(
-        file,
-        out,
-        form,
-        TracePart(start or 0, duration, requests),
-        block_tokens,
-        damaged_max,
-        tokenizer,
-        chars_per_token,
-        pause,
-        overwrite=force,
-        unit=timestamps,
-    ).run(as_json=as_json)
+    part = TracePart(start or 0, duration, requests)
+    Import(part=part, **given).run(as_json=as_json)
 
 
 @trace.command()

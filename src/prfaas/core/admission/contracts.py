@@ -18,29 +18,26 @@ SITES_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """The part of a PrfaaS cluster that one PD site may use.
-
-    Attributes:
-        share: Its part of the engines while all sites want more than there is, relative to the
-            shares of the others; above 0.
-        gateways: Names of its gateways, in their certificates.
-        pools: Host and port of its pool nodes, by their names.
-        tokens_per_s: Prompt tokens that are computed for it, a second; None is no limit.
-        queued_max: Requests that wait at the proxy; more are refused.
-        connections_max: Connections of its gateways to the proxy; more are refused.
-        memory: Its reserve and limit in the memory of each pool node.
-        link_bits_per_s: Rate of all links of one pool node to it, bits per second; 0 is no limit.
-    """
+    """The part of a PrfaaS cluster that one PD site may use."""
 
     site: str
     share: float
+    """Its part of the engines while all sites want more than there is, relative to the shares of
+    the others; above 0."""
     gateways: frozenset[str]
+    """Names of its gateways, in their certificates."""
     pools: Mapping[str, tuple[str, int]]
+    """Host and port of its pool nodes, by their names."""
     tokens_per_s: int | None = None
+    """Prompt tokens that are computed for it, a second; None is no limit."""
     queued_max: int = 256
+    """Requests that wait at the proxy; more are refused."""
     connections_max: int = 1024
+    """Connections of its gateways to the proxy; more are refused."""
     memory: Share = field(default_factory=Share)
+    """Its reserve and limit in the memory of each pool node."""
     link_bits_per_s: int = 0
+    """Rate of all links of one pool node to it, bits per second; 0 is no limit."""
 
     @property
     def link_budget(self) -> int:
@@ -49,11 +46,8 @@ class Contract:
 
 
 class Contracts:
-    """All contracts in force, by site, gateway and pool node.
-
-    Args:
-        contracts: Names of sites, gateways and pool nodes are unique.
-    """
+    """All contracts in force, by site, gateway and pool node. `contracts`: Names of sites, gateways
+    and pool nodes are unique."""
 
     def __init__(self, contracts: Iterable[Contract] = ()) -> None:
         self.by_site = {each.site: each for each in contracts}
@@ -99,11 +93,8 @@ class TagOwners:
         return dict(self._owners)
 
     def claim(self, tag: str, site: str) -> bool:
-        """Use a tag for a site.
-
-        Returns:
-            False if the tag is empty, is another site's, or is one more than a site may have.
-        """
+        """Use a tag for a site. Returns False if the tag is empty, is another site's, or is one
+        more than a site may have."""
         owner = self._owners.get(tag)
         if owner is not None:
             return owner == site

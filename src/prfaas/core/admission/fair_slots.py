@@ -36,17 +36,14 @@ TENANTS_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class FairSettings:
-    """Settings of the sharing of work.
-
-    Attributes:
-        weights: Share of a tenant against others, above 0; 1 if absent.
-        window_ns: Time in which what a tenant has had fades to 1/e.
-        least_ratio: Part of the target that is left to the tenant that has had most.
-    """
+    """Settings of the sharing of work."""
 
     weights: Mapping[str, float] = field(default_factory=dict)
+    """Share of a tenant against others, above 0; 1 if absent."""
     window_ns: int = 60 * NS_PER_S
+    """Time in which what a tenant has had fades to 1/e."""
     least_ratio: float = 0.4
+    """Part of the target that is left to the tenant that has had most."""
 
 
 @dataclass(slots=True)
@@ -58,11 +55,7 @@ class _Account:
 
 
 class FairShare:
-    """Recent use of every tenant.
-
-    Args:
-        settings: How work is shared.
-    """
+    """Recent use of every tenant. `settings`: How work is shared."""
 
     def __init__(self, settings: FairSettings) -> None:
         self._settings = settings
@@ -72,11 +65,8 @@ class FairShare:
         """Part of the target up to which a tenant is admitted; returns `target`, or the part of it
         that is left to the tenant.
 
-        Costs one pass over the tenants that were seen within the window.
-
-        Args:
-            target: What anybody may have in front of it: a predicted time to first token, places.
-        """
+        Costs one pass over the tenants that were seen within the window. `target`: What anybody may
+        have in front of it: a predicted time to first token, places."""
         mine = self._seen(tenant, now_ns)
         if len(self._accounts) == 1:
             return target
@@ -192,11 +182,8 @@ class _Request:
 
 
 class FairSlots:
-    """Requests that run, and those that wait for a slot.
-
-    Args:
-        weights: Share of a tenant against others, above 0; 1 if absent.
-    """
+    """Requests that run, and those that wait for a slot. `weights`: Share of a tenant against
+    others, above 0; 1 if absent."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights

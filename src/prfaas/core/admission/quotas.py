@@ -43,38 +43,29 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """Limits of a tenant; None is no limit.
-
-    Attributes:
-        tokens_per_minute: Prompt and output tokens together.
-        link_bytes_per_s: Bytes of KV cache on all links together.
-    """
+    """Limits of a tenant; None is no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    """Prompt and output tokens together."""
     requests_in_flight: int | None = None
     link_bytes_per_s: int | None = None
+    """Bytes of KV cache on all links together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """A request that would be over a limit.
-
-    Attributes:
-        retry_after_ns: When something is left again.
-    """
+    """A request that would be over a limit."""
 
     limit: Limit
     allowed: int
     retry_after_ns: int
+    """When something is left again."""
 
 
 class TokenBucket:
-    """A token bucket: its capacity is one period's units, and it starts full.
-
-    Args:
-        units: Units a period, at least 1.
-    """
+    """A token bucket: its capacity is one period's units, and it starts full. `units`: Units a
+    period, at least 1."""
 
     def __init__(self, units: int, period_ns: int) -> None:
         self.units = units
@@ -245,11 +236,8 @@ class WrongKeys:
         self._counts: dict[str, tuple[int, int]] = {}
 
     def wrong(self, address: str, now_ns: int) -> int:
-        """Count a wrong key.
-
-        Returns:
-            Seconds after which another try is answered; 0 if this one is.
-        """
+        """Count a wrong key. Returns seconds after which another try is answered; 0 if this one
+        is."""
         since_ns, count = self._counts.pop(address, (now_ns, 0))
         if now_ns - since_ns >= WINDOW_NS:
             since_ns, count = now_ns, 0

@@ -35,17 +35,14 @@ Sign = Callable[[bytes], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line whose hash has the right form.
-
-    Attributes:
-        body: The hashed bytes.
-        digest: The stated hash, 32 bytes.
-        fields: All its fields, those of the frame included.
-    """
+    """A line whose hash has the right form."""
 
     body: bytes
+    """The hashed bytes."""
     digest: bytes
+    """The stated hash, 32 bytes."""
     fields: dict[str, Any]
+    """All its fields, those of the frame included."""
 
     @property
     def number(self) -> int:
@@ -104,3 +101,33 @@ def parse_line(data: bytes) -> Line | None:
     except (ValueError, RecursionError):
         return None
     return Line(found[1], bytes.fromhex(found[2].decode()), fields)
+
+
+class Head:
+    """A copy of a checkpoint that has to be in the log. `data`: Content of the file; None if there
+    is none."""
+
+    def __init__(self, name: str, data: bytes | None) -> None:
+        self.name, self._is_present = name, data is not None
+        self.line = parse_line(data.removesuffix(b"\n")) if data is not None else None
+        self.is_here = False
+        """True if the log has this checkpoint."""
+
+    def take(self, checkpoint: Line) -> None:
+        """Compare with a valid checkpoint of the log."""
+        if self.line is not None and self.line.number == checkpoint.number:
+            self.is_here = self.line.body == checkpoint.body
+
+    def damage(self, signed_lines: int) -> str | None:
+        """Describe its absence from a log with this last signed line; None if it is here."""
+        if self.line is None:
+            state = "damaged" if self._is_present else "missing"
+            return f"{self.name} is {state}: it would show if the end was cut off"
+        if self.line.number > signed_lines:
+            return (
+                f"the end was cut off: {self.name} has a checkpoint at line {self.line.number}, "
+                f"the last one here is at line {signed_lines}"
+            )
+        if not self.is_here:
+            return f"{self.name} is no checkpoint of this log (line {self.line.number})"
+        return None

@@ -20,8 +20,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from prfaas.core.audit.chain import GENESIS, Line, parse_line
-from prfaas.core.audit.heads import Head
+from prfaas.core.audit.chain import GENESIS, Head, Line, parse_line
 from prfaas.core.audit.records import TORN, CheckpointCause, RecordKind
 
 FINDINGS_MAX = 100
@@ -44,25 +43,22 @@ class LinePlace:
 
 @dataclass(slots=True)
 class VerificationReport:
-    """Result of a verification.
-
-    Attributes:
-        findings: Damage, in words; the first FINDINGS_MAX.
-        notes: Events that the log records itself.
-        num_lines: Number of the last valid line.
-        signed_lines: Number of the line of the last valid checkpoint.
-        signed_at: Its time, ISO 8601.
-        lost_records: Records that could not be written, as signed lines state.
-    """
+    """Result of a verification."""
 
     findings: list[str] = field(default_factory=list)
+    """Damage, in words; the first FINDINGS_MAX."""
     num_findings: int = 0
     notes: list[str] = field(default_factory=list)
+    """Events that the log records itself."""
     num_lines: int = 0
+    """Number of the last valid line."""
     num_checkpoints: int = 0
     signed_lines: int = 0
+    """Number of the line of the last valid checkpoint."""
     signed_at: str = ""
+    """Its time, ISO 8601."""
     lost_records: int = 0
+    """Records that could not be written, as signed lines state."""
 
     @property
     def is_intact(self) -> bool:
@@ -87,11 +83,7 @@ class VerificationReport:
 
 
 class Torn:
-    """Broken lines in a row.
-
-    Args:
-        place: The first of them.
-    """
+    """Broken lines in a row. `place`: The first of them."""
 
     def __init__(self, place: LinePlace) -> None:
         self.place = place
@@ -146,11 +138,7 @@ class LogVerifier:
         self._removing = self._removed_through = 0
 
     def file(self, number: int, name: str) -> None:
-        """Begin a file.
-
-        Args:
-            number: In its name, from 1.
-        """
+        """Begin a file. `number`: In its name, from 1."""
         self._settle_torn()
         if not self._file:
             self._first_file = number
@@ -159,11 +147,7 @@ class LogVerifier:
         self._file = number
 
     def line(self, data: bytes, place: LinePlace, *, is_whole: bool) -> None:
-        """Take the next line.
-
-        Args:
-            is_whole: True if it ended with a newline.
-        """
+        """Take the next line. `is_whole`: True if it ended with a newline."""
         parsed = parse_line(data) if is_whole else None
         if parsed is None:
             self._torn = self._torn or Torn(place)
@@ -174,12 +158,8 @@ class LogVerifier:
         self._take(parsed, place)
 
     def finish(self, expected_lines: int = 0) -> VerificationReport:
-        """End the log.
-
-        Args:
-            expected_lines: Number of lines that is known from elsewhere, such as the metric
-                `prfaas_pool_audit_last_line` of its process; 0 if unknown.
-        """
+        """End the log. `expected_lines`: Number of lines that is known from elsewhere, such as the
+        metric `prfaas_pool_audit_last_line` of its process; 0 if unknown."""
         self._settle_torn(is_end=True)
         report, first = self.report, self._first_file
         if first - 1 > self._removed_through:

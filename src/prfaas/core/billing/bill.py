@@ -22,16 +22,13 @@ _SERVICE = ("count", "tokens", "engine_ns", "slot_ns")
 
 
 class BillLine(NamedTuple):
-    """A record of a log.
-
-    Attributes:
-        log: Name of the process.
-        at: Time, as in the line.
-    """
+    """A record of a log."""
 
     log: str
+    """Name of the process."""
     number: int
     at: str
+    """Time, as in the line."""
     fields: Mapping[str, object]
 
     @property
@@ -47,18 +44,15 @@ class BillLine(NamedTuple):
 
 @dataclass(slots=True)
 class BillRow:
-    """Usage of one key.
-
-    Attributes:
-        cost: Exact sum of the priced part, in the currency of the prices.
-        joules: Exact sum of the part of known power.
-        num_unpriced: Records with a part that has no price.
-    """
+    """Usage of one key."""
 
     amounts: Amounts = field(default_factory=Amounts)
     cost: Fraction = Fraction(0)
+    """Exact sum of the priced part, in the currency of the prices."""
     joules: Fraction = Fraction(0)
+    """Exact sum of the part of known power."""
     num_unpriced: int = 0
+    """Records with a part that has no price."""
 
     def add(self, other: BillRow) -> None:
         """Add another row."""
@@ -70,15 +64,12 @@ class BillRow:
 
 @dataclass(slots=True)
 class BillSources:
-    """Facts that records are joined with, from all logs.
-
-    Attributes:
-        services: Tenant's name and class of service by the id of the transfer.
-    """
+    """Facts that records are joined with, from all logs."""
 
     logs: frozenset[str]
     book: TermsBook = field(default_factory=TermsBook)
     services: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Tenant's name and class of service by the id of the transfer."""
     tenants: dict[str, str] = field(default_factory=dict)
 
     def learn(self, line: BillLine, tickets_since: str = "") -> None:
@@ -166,11 +157,8 @@ class Bill:
         row.add(BillRow(amounts, cost, joules, int(is_unpriced)))
 
     def by(self, dimensions: Sequence[str]) -> list[tuple[tuple[str, ...], BillRow]]:
-        """Rows summed by some of the dimensions, sorted.
-
-        Args:
-            dimensions: Names of fields of `UsageKey`.
-        """
+        """Rows summed by some of the dimensions, sorted. `dimensions`: Names of fields of
+        `UsageKey`."""
         sums: dict[tuple[str, ...], BillRow] = {}
         for key, row in self.rows.items():
             part = tuple(str(getattr(key, name)) for name in dimensions)

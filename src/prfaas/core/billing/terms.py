@@ -27,26 +27,23 @@ _DECIMAL_MAX = 40
 
 @dataclass(frozen=True, slots=True)
 class ClusterTerms:
-    """Terms of a cluster at one time.
-
-    Attributes:
-        pools: Pool nodes of its engines.
-        slots: Sequences that an instance decodes at a time.
-        gpu_hour: Price of one GPU for one hour; None is not priced.
-        per_tb: Price of 10**12 bytes on its link; None is not priced.
-        gb_hour: Price of 10**9 bytes in its pool nodes for one hour; None is not priced.
-        watts: Power of an instance while it works; None is unknown.
-    """
+    """Terms of a cluster at one time."""
 
     cluster: str
     role: str
     pools: tuple[str, ...] = ()
+    """Pool nodes of its engines."""
     gpus: int = 1
     slots: int = 1
+    """Sequences that an instance decodes at a time."""
     gpu_hour: Fraction | None = None
+    """Price of one GPU for one hour; None is not priced."""
     per_tb: Fraction | None = None
+    """Price of 10**12 bytes on its link; None is not priced."""
     gb_hour: Fraction | None = None
+    """Price of 10**9 bytes in its pool nodes for one hour; None is not priced."""
     watts: Fraction | None = None
+    """Power of an instance while it works; None is unknown."""
 
     def cost(self, phase: str, amounts: Amounts) -> Fraction | None:
         """Cost of usage; None if a price of it is not known."""

@@ -29,45 +29,38 @@ class UsagePhase(StrEnum):
 
 
 class UsageKey(NamedTuple):
-    """Attribution of usage; each part is empty if unknown.
-
-    Attributes:
-        tenant: Name of the tenant, or its tag in records of pool nodes.
-        phase: One of `UsagePhase`.
-        cluster: Cluster that served: of the engine, of the pool node, or at the remote end of the
-            link.
-    """
+    """Attribution of usage; each part is empty if unknown."""
 
     tenant: str
+    """Name of the tenant, or its tag in records of pool nodes."""
     phase: str
+    """One of `UsagePhase`."""
     cluster: str
+    """Cluster that served: of the engine, of the pool node, or at the remote end of the link."""
     service: str
 
 
 @dataclass(slots=True)
 class Amounts:
-    """Amounts of usage.
-
-    Attributes:
-        count: Prefills, decodes, or records of transfers at the sending end.
-        tokens: Prompt tokens to compute, or output tokens.
-        engine_ns: Work of an instance for prefills, ns.
-        slot_ns: Time of a sequence in an instance that decodes, ns.
-        sent_bytes: Bytes of blocks at the sending end of links; repeated fragments count again.
-        sent_wire_bytes: The same as transmitted: coded fragments with their coded size.
-        received_bytes: Bytes of blocks at the receiving end.
-        byte_ns: Bytes of blocks held, times ns.
-    """
+    """Amounts of usage."""
 
     count: int = 0
+    """Prefills, decodes, or records of transfers at the sending end."""
     tokens: int = 0
+    """Prompt tokens to compute, or output tokens."""
     engine_ns: int = 0
+    """Work of an instance for prefills, ns."""
     slot_ns: int = 0
+    """Time of a sequence in an instance that decodes, ns."""
     sent_bytes: int = 0
+    """Bytes of blocks at the sending end of links; repeated fragments count again."""
     sent_wire_bytes: int = 0
+    """The same as transmitted: coded fragments with their coded size."""
     received_bytes: int = 0
+    """Bytes of blocks at the receiving end."""
     received_wire_bytes: int = 0
     byte_ns: int = 0
+    """Bytes of blocks held, times ns."""
 
     def add(self, other: Amounts) -> None:
         """Add amounts."""

@@ -24,21 +24,18 @@ SCOPES_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of a block (`pool/store/origins.py`).
-
-    Attributes:
-        sources: Pools that it came from, or was computed from; EVERY among them stands for any.
-        via: The engine or pool that handed it over.
-        transfer_id: The transfer, and so the ticket, that it came with; empty for an engine's.
-        tenant: Tag of the tenant that it belongs to (`core/kv/tenant_salts.py`); empty if unknown.
-        born_s: Unix time of its computation, seconds (`eviction.py`); 0 if unknown.
-    """
+    """Origin of a block (`pool/store/origins.py`)."""
 
     sources: frozenset[str] = frozenset()
+    """Pools that it came from, or was computed from; EVERY among them stands for any."""
     via: str = ""
+    """The engine or pool that handed it over."""
     transfer_id: bytes = b""
+    """The transfer, and so the ticket, that it came with; empty for an engine's."""
     tenant: str = ""
+    """Tag of the tenant that it belongs to (`core/kv/tenant_salts.py`); empty if unknown."""
     born_s: int = UNKNOWN_S
+    """Unix time of its computation, seconds (`eviction.py`); 0 if unknown."""
 
     def is_of(self, source: str) -> bool:
         """Return True if it has to go when `source` is purged."""
@@ -62,17 +59,14 @@ Matches = Callable[[Origin], bool]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Blocks that an order is about: those of a source, of a tenant, or of one prompt.
-
-    Attributes:
-        source: Name of a pool; not used with a tenant.
-        tenant: Tag of the tenant, empty for blocks without one; None for a source.
-        hashes: Of the blocks of a prompt of that tenant; None for all blocks.
-    """
+    """Blocks that an order is about: those of a source, of a tenant, or of one prompt."""
 
     source: str = ""
+    """Name of a pool; not used with a tenant."""
     tenant: str | None = None
+    """Tag of the tenant, empty for blocks without one; None for a source."""
     hashes: frozenset[bytes] | None = None
+    """Of the blocks of a prompt of that tenant; None for all blocks."""
 
     def matches(self, origin: Origin) -> bool:
         """Return True if blocks of that origin are meant; of a prompt, also those of no tenant."""

@@ -298,19 +298,16 @@ class SharedPrefixCache(PrefixCache):
 
 
 class TieredHit(NamedTuple):
-    """Hit of a prompt in a cache, in leading blocks.
-
-    Attributes:
-        num_blocks: Usable from both tiers.
-        num_host_blocks: Usable from host memory alone; at most `num_blocks`.
-        num_disk_blocks: Blocks to read from disk for `num_blocks`.
-        reads_checkpoint: True if the checkpoint has to be read as well.
-    """
+    """Hit of a prompt in a cache, in leading blocks."""
 
     num_blocks: int
+    """Usable from both tiers."""
     num_host_blocks: int
+    """Usable from host memory alone; at most `num_blocks`."""
     num_disk_blocks: int = 0
+    """Blocks to read from disk for `num_blocks`."""
     reads_checkpoint: bool = False
+    """True if the checkpoint has to be read as well."""
 
 
 class TieredCache:

@@ -30,26 +30,20 @@ RESERVES_MAX = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Share of a tenant in each tier, as ratios of its capacity.
-
-    Attributes:
-        reserve: Blocks that no other tenant can evict.
-        limit: The most that it may hold.
-    """
+    """Share of a tenant in each tier, as ratios of its capacity."""
 
     reserve: float = 0.0
+    """Blocks that no other tenant can evict."""
     limit: float = 1.0
+    """The most that it may hold."""
 
 
 class Held(NamedTuple, Generic[K]):
-    """A block in a tier.
-
-    Attributes:
-        tenant: Tag of the tenant that it belongs to; empty if unknown.
-    """
+    """A block in a tier."""
 
     key: K
     tenant: str
+    """Tag of the tenant that it belongs to; empty if unknown."""
     num_bytes: int
 
 
@@ -71,11 +65,7 @@ class TenantShares(Generic[K]):
     """Order of eviction of a tier that tenants share.
 
     Callers pass each block's tenant and size with every event, so that nothing is kept of a block
-    but its place.
-
-    Args:
-        rest: Order of the blocks outside reserves.
-    """
+    but its place. `rest`: Order of the blocks outside reserves."""
 
     def __init__(self, rest: EvictionPolicy[K], capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes

@@ -118,18 +118,15 @@ class SegmentMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CodedSegment:
-    """Neighbouring bytes of a block that are coded alike.
-
-    Attributes:
-        sizes: Four numbers by mode; unused ones are 0.
-        repeats: Number of layers that are the same, one after the other.
-        is_token_major: Order of heads and tokens, of `kivi4` only.
-    """
+    """Neighbouring bytes of a block that are coded alike."""
 
     mode: SegmentMode
     sizes: tuple[int, int, int, int]
+    """Four numbers by mode; unused ones are 0."""
     repeats: int = 1
+    """Number of layers that are the same, one after the other."""
     is_token_major: bool = False
+    """Order of heads and tokens, of `kivi4` only."""
 
     @property
     def decoded_each(self) -> int:
@@ -169,13 +166,10 @@ def _grouped(length: int, width: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Form of the blocks of a cache group in one quality class.
-
-    Attributes:
-        segments: Of a block, in order.
-    """
+    """Form of the blocks of a cache group in one quality class."""
 
     segments: tuple[CodedSegment, ...]
+    """Of a block, in order."""
 
     @property
     def head(self) -> bytes:
@@ -228,11 +222,8 @@ def allows(quality: Quality, modes: frozenset[SegmentMode]) -> bool:
 
 
 def read_head(stream: bytes | memoryview, block_bytes: int) -> tuple[Form, int]:
-    """Return the form that a stream claims, and where its first body starts.
-
-    Raises:
-        PeerError: It is none, or not of exactly this stream and a block of exactly this size.
-    """
+    """Return the form that a stream claims, and where its first body starts. `PeerError`: It is
+    none, or not of exactly this stream and a block of exactly this size."""
     (count,) = _COUNT.unpack_from(stream) if len(stream) >= _COUNT.size else (0,)
     end = _COUNT.size + count * _SEGMENT.size
     if not 1 <= count <= SEGMENTS_MAX or end > len(stream):
@@ -268,15 +259,12 @@ def _segment(stream: bytes | memoryview, at: int) -> CodedSegment:
 
 @dataclass(frozen=True, slots=True)
 class UncodedGroup:
-    """A cache group that a class leaves as it is.
-
-    Attributes:
-        is_meant: The class leaves groups of this kind alone; False if the operator asked for more
-            than the group can take.
-    """
+    """A cache group that a class leaves as it is."""
 
     reason: str
     is_meant: bool = False
+    """The class leaves groups of this kind alone; False if the operator asked for more than the
+    group can take."""
 
 
 def form_of(group: CacheGroup, quality: Quality) -> Form | UncodedGroup:

@@ -45,31 +45,24 @@ CODEC_BYTES_PER_S = 2.5e9
 
 @dataclass(frozen=True, slots=True)
 class CodecSpeed:
-    """Rate of a codec on one core, bytes of blocks a second.
-
-    Attributes:
-        encode: At the sending end.
-        decode: At the receiving end.
-    """
+    """Rate of a codec on one core, bytes of blocks a second."""
 
     encode: float = CODEC_BYTES_PER_S
+    """At the sending end."""
     decode: float = CODEC_BYTES_PER_S
+    """At the receiving end."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndLoad:
-    """One end of a link while it carries something.
-
-    Attributes:
-        busy: Share of time, in [0, 1], in which its I/O thread ran or waited for a core; 0 if
-            unknown.
-        coding: Of that, the share spent coding.
-        cores: Cores that code side by side.
-    """
+    """One end of a link while it carries something."""
 
     busy: float = 0.0
+    """Share of time, in [0, 1], in which its I/O thread ran or waited for a core; 0 if unknown."""
     coding: float = 0.0
+    """Of that, the share spent coding."""
     cores: float = 1.0
+    """Cores that code side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +123,15 @@ _SECONDS_MIN = 1e-15
 
 @dataclass(frozen=True, slots=True)
 class ClassGain:
-    """Effect of rounding in one class.
-
-    Attributes:
-        attention: Bytes of keys and values in bfloat16 for a byte on the link; 1 if they are not
-            rounded.
-        state: The same of float32 states.
-        speed: Rate of a core over all bytes of a hand-off; those that are not rounded take it no
-            time. None if nothing is rounded.
-    """
+    """Effect of rounding in one class."""
 
     attention: float = 1.0
+    """Bytes of keys and values in bfloat16 for a byte on the link; 1 if they are not rounded."""
     state: float = 1.0
+    """The same of float32 states."""
     speed: CodecSpeed | None = None
+    """Rate of a core over all bytes of a hand-off; those that are not rounded take it no time. None
+    if nothing is rounded."""
 
 
 NO_ROUNDING = ClassGain()
@@ -191,24 +180,21 @@ def _attention_ratio(attention: Quality, block_tokens: int, has_pages: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCodedLink:
-    """A link that is busy, with what coding makes of it.
-
-    Attributes:
-        wire_bytes_per_s: Bytes that the network carries; less than its capacity where the codec or
-            the lanes are the limit.
-        ratio: Bytes of a block for a byte on the network, of blocks that are coded without loss; 1
-            while the link sends all raw.
-        gain: Expected rate of coded blocks for that of raw ones.
-        rounded_attention: Bytes of keys and values in bfloat16 for a byte on the network, if they
-            are rounded; else 1.
-        rounded_state: The same of float32 states.
-    """
+    """A link that is busy, with what coding makes of it."""
 
     wire_bytes_per_s: float
+    """Bytes that the network carries; less than its capacity where the codec or the lanes are the
+    limit."""
     ratio: float = 1.0
+    """Bytes of a block for a byte on the network, of blocks that are coded without loss; 1 while
+    the link sends all raw."""
     gain: float = 1.0
+    """Expected rate of coded blocks for that of raw ones."""
     rounded_attention: float = 1.0
+    """Bytes of keys and values in bfloat16 for a byte on the network, if they are rounded; else
+    1."""
     rounded_state: float = 1.0
+    """The same of float32 states."""
 
     @property
     def is_coding(self) -> bool:
@@ -236,33 +222,30 @@ _SPEED = CodecSpeed()
 
 @dataclass(frozen=True, slots=True)
 class PlannedCoding:
-    """Coding by the pool nodes of a link.
-
-    Attributes:
-        mode: The operator's choice (`link_codec`); `raw` rounds nothing either.
-        cores: Cores that code at each end, of all pool nodes of the link together: one a lane.
-        speed: Rate of a core.
-        ratio: Bytes of a block in a codable dtype for a byte on the network, at least 1.
-        quality: Class of the blocks.
-        lanes: I/O lanes at each end, of all pool nodes of the link together.
-        lane_bytes_per_s: Bytes that one lane sends or receives, encryption included; infinite if
-            the lanes are never the limit.
-        has_pages: Keys and values can be told apart in a block.
-        attention_share: Share of keys and values in the bytes of a mean hand-off.
-        rounding_bytes_per_s: Blocks that one core rounds in a second; None is what was measured.
-    """
+    """Coding by the pool nodes of a link."""
 
     mode: LinkCodec = LinkCodec.RAW
+    """The operator's choice (`link_codec`); `raw` rounds nothing either."""
     cores: float = 1.0
+    """Cores that code at each end, of all pool nodes of the link together: one a lane."""
     speed: CodecSpeed = _SPEED
+    """Rate of a core."""
     ratio: float = TYPE_RATIOS["bfloat16"]
+    """Bytes of a block in a codable dtype for a byte on the network, at least 1."""
     quality: Quality = Quality.LOSSLESS
+    """Class of the blocks."""
     lanes: int = 1
+    """I/O lanes at each end, of all pool nodes of the link together."""
     lane_bytes_per_s: float = inf
+    """Bytes that one lane sends or receives, encryption included; infinite if the lanes are never
+    the limit."""
     block_tokens: int = BLOCK_TOKENS
     has_pages: bool = True
+    """Keys and values can be told apart in a block."""
     attention_share: float = 1.0
+    """Share of keys and values in the bytes of a mean hand-off."""
     rounding_bytes_per_s: float | None = None
+    """Blocks that one core rounds in a second; None is what was measured."""
 
     @property
     def is_raw(self) -> bool:
@@ -270,11 +253,8 @@ class PlannedCoding:
         return self.mode is LinkCodec.RAW and self.lane_bytes_per_s == inf
 
     def of(self, wire_bytes_per_s: float) -> PlannedCodedLink:
-        """Return a link of this capacity, which is always busy.
-
-        Args:
-            wire_bytes_per_s: Capacity of the network; 0 is a cut.
-        """
+        """Return a link of this capacity, which is always busy. `wire_bytes_per_s`: Capacity of the
+        network; 0 is a cut."""
         lanes = self.lanes * self.lane_bytes_per_s
         wire = min(wire_bytes_per_s, lanes)
         if self.mode is LinkCodec.RAW or not wire:
@@ -322,19 +302,16 @@ RATIO_WEIGHT = 0.25
 
 @dataclass(frozen=True, slots=True)
 class BlockCoding:
-    """Coding of the blocks of a model on one link.
-
-    Attributes:
-        planned: How pool nodes code, in the class of all that `qualities` does not name.
-        kv_dtype: Format of keys and values.
-        state_dtype: Format of recurrent states.
-        qualities: Class of the blocks of tenants.
-    """
+    """Coding of the blocks of a model on one link."""
 
     planned: PlannedCoding
+    """How pool nodes code, in the class of all that `qualities` does not name."""
     kv_dtype: str
+    """Format of keys and values."""
     state_dtype: str
+    """Format of recurrent states."""
     qualities: Mapping[str, Quality] = field(default_factory=dict)
+    """Class of the blocks of tenants."""
 
     def in_words(self, wire_bytes_per_s: float) -> str:
         """Return whether a link of this capacity codes, for people."""

@@ -29,28 +29,25 @@ class Loop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChangeEntry:
-    """One change.
-
-    Attributes:
-        number: Counts up from 1.
-        action: What kind; one of few words.
-        what: Which part of the deployment.
-        old: Its previous value; None without one.
-        new: Its value from here on.
-        numbers: What it was decided from, by name with unit.
-        operator: Name of the operator's key; empty for a loop.
-    """
+    """One change."""
 
     number: int
+    """Counts up from 1."""
     at_unix_s: float
     loop: Loop
     action: str
+    """What kind; one of few words."""
     what: str
+    """Which part of the deployment."""
     old: int | str | None
+    """Its previous value; None without one."""
     new: int | str | None
+    """Its value from here on."""
     why: str
     numbers: Mapping[str, Number] = field(default_factory=dict)
+    """What it was decided from, by name with unit."""
     operator: str = ""
+    """Name of the operator's key; empty for a loop."""
 
     def as_json(self) -> dict[str, object]:
         """The entry as `/control/decisions` shows it."""

@@ -20,20 +20,17 @@ NUM_COPIES_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class CopySettings:
-    """Settings of copies of hot prefixes.
-
-    Attributes:
-        budget_bytes: At most so many in one interval, for each destination.
-        half_life_ns: Time in which a count halves; what is expected to be used in the future is
-            what was used within about as long.
-        num_uses_min: Decayed uses below which nothing is copied.
-        num_candidates_max: Limit of counted prefixes; the coldest are dropped.
-    """
+    """Settings of copies of hot prefixes."""
 
     budget_bytes: int
+    """At most so many in one interval, for each destination."""
     half_life_ns: int = 60 * NS_PER_S
+    """Time in which a count halves; what is expected to be used in the future is what was used
+    within about as long."""
     num_uses_min: float = 2.0
+    """Decayed uses below which nothing is copied."""
     num_candidates_max: int = 10_000
+    """Limit of counted prefixes; the coldest are dropped."""
 
 
 BlockId = TypeVar("BlockId", int, bytes)
@@ -42,14 +39,11 @@ BlockId = TypeVar("BlockId", int, bytes)
 
 @dataclass(frozen=True, slots=True)
 class Copy(Generic[BlockId]):
-    """Blocks to copy.
-
-    Attributes:
-        num_present: Leading blocks of it that are there already.
-    """
+    """Blocks to copy."""
 
     block_ids: Sequence[BlockId]
     num_present: int
+    """Leading blocks of it that are there already."""
     num_bytes: int
 
 
@@ -173,19 +167,16 @@ class HotPrefixes(Generic[BlockId]):
 
 @dataclass(frozen=True, slots=True)
 class CopiedPrompt(Generic[BlockId]):
-    """A prompt whose beginnings may be copied.
-
-    Attributes:
-        block_ids: Each names everything before it.
-        has_state: The model has linear state, which lies only at the end of what a pool holds.
-        bytes_between: KV bytes to one length from another, tokens.
-    """
+    """A prompt whose beginnings may be copied."""
 
     block_ids: Sequence[BlockId]
+    """Each names everything before it."""
     num_tokens: int
     block_tokens: int
     has_state: bool
+    """The model has linear state, which lies only at the end of what a pool holds."""
     bytes_between: Callable[[int, int], int]
+    """KV bytes to one length from another, tokens."""
 
 
 LinkName = tuple[str, str]
@@ -195,11 +186,8 @@ LinkName = tuple[str, str]
 class Replication(Generic[BlockId]):
     """Prefixes that PD pools miss and PrfaaS pools hold, by link, and which of them are copied.
 
-    Nothing is copied the other way: PD pool nodes keep no links to PrfaaS pools.
-
-    Args:
-        settings: Budget of each link, and decay.
-    """
+    Nothing is copied the other way: PD pool nodes keep no links to PrfaaS pools. `settings`: Budget
+    of each link, and decay."""
 
     def __init__(self, settings: CopySettings) -> None:
         self._settings = settings

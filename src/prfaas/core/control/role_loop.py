@@ -44,14 +44,11 @@ _MEAN_WEIGHT = 0.02
 
 @dataclass(frozen=True, slots=True)
 class InstanceQueue:
-    """Report of an instance, in whatever role it works.
-
-    Attributes:
-        num_running: Requests that run; None if it does not report that.
-    """
+    """Report of an instance, in whatever role it works."""
 
     observed_at_ns: int
     num_running: int | None
+    """Requests that run; None if it does not report that."""
     num_waiting: int
 
 
@@ -66,11 +63,8 @@ class Jobs(Protocol):
 
 
 class StageLoads:
-    """Queues of all PD instances, and the mean time of a decode.
-
-    Args:
-        decode_slots: Requests that an instance decodes at a time, at least 1.
-    """
+    """Queues of all PD instances, and the mean time of a decode. `decode_slots`: Requests that an
+    instance decodes at a time, at least 1."""
 
     def __init__(self, decode_slots: int) -> None:
         self._decode_slots, self._decode_ns = decode_slots, 0.0
@@ -144,33 +138,30 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoleSettings:
-    """Limits of the loop, and what a conversion costs.
-
-    Attributes:
-        threshold_ratio: A planned threshold that differs less from the present one changes nothing.
-        consent_ratio: Of what the plan says of the present split, the next one has to sustain.
-        pressure_min: Below this pressure nothing is moved, however uneven the stages are.
-        margin_ratio: A move has to lower the pressure by more than this share.
-        patience_ns: How long a move has to look worth while before it is made.
-        dwell_ns: From the end of one conversion to the next move.
-        dwell_max_ns: The same at most, after moves to and fro.
-        drain_max_ns: A drain that takes longer is aborted.
-        horizon_ns: Waiting work counts as if it had to be done within this time.
-        smoothing_ns: Time in which what was seen before fades to 1/e in the needs; 0 forgets it.
-        conversion_ns: From the last work of the old role to the first of the new one.
-    """
+    """Limits of the loop, and what a conversion costs."""
 
     threshold_ratio: float = 0.2
+    """A planned threshold that differs less from the present one changes nothing."""
     consent_ratio: float = 0.95
+    """Of what the plan says of the present split, the next one has to sustain."""
     pressure_min: float = 0.75
+    """Below this pressure nothing is moved, however uneven the stages are."""
     margin_ratio: float = 0.10
+    """A move has to lower the pressure by more than this share."""
     patience_ns: int = 120 * NS_PER_S
+    """How long a move has to look worth while before it is made."""
     dwell_ns: int = 300 * NS_PER_S
+    """From the end of one conversion to the next move."""
     dwell_max_ns: int = 3600 * NS_PER_S
+    """The same at most, after moves to and fro."""
     drain_max_ns: int = 600 * NS_PER_S
+    """A drain that takes longer is aborted."""
     horizon_ns: int = 120 * NS_PER_S
+    """Waiting work counts as if it had to be done within this time."""
     smoothing_ns: int = 100 * NS_PER_S
+    """Time in which what was seen before fades to 1/e in the needs; 0 forgets it."""
     conversion_ns: int = NS_PER_S
+    """From the last work of the old role to the first of the new one."""
 
     def paced(self, dwell_ns: int) -> RoleSettings:
         """The same with another dwell, and all other times but the conversion in proportion."""
@@ -180,27 +171,21 @@ class RoleSettings:
 
 @dataclass(frozen=True, slots=True)
 class StageLoad:
-    """Observation of a stage.
-
-    Attributes:
-        busy_instances: Running work in instances, offloaded work below the threshold included.
-        waiting_ns: Work that waits, in time of one instance.
-    """
+    """Observation of a stage."""
 
     busy_instances: float
+    """Running work in instances, offloaded work below the threshold included."""
     waiting_ns: int
+    """Work that waits, in time of one instance."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """The planner's answer for a split.
-
-    Attributes:
-        rate_per_s: Arrival rate that it sustains.
-    """
+    """The planner's answer for a split."""
 
     offload_threshold: int
     rate_per_s: float
+    """Arrival rate that it sustains."""
 
 
 Planned = Callable[[int], SplitPlan | None]
@@ -209,23 +194,17 @@ Planned = Callable[[int], SplitPlan | None]
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """One instance changes its role, or only the threshold is new.
-
-    Attributes:
-        to: What it does next; None leaves all roles as they are.
-        offload_threshold: Threshold of the new split, tokens; None keeps the present one.
-    """
+    """One instance changes its role, or only the threshold is new."""
 
     to: Role | None
+    """What it does next; None leaves all roles as they are."""
     offload_threshold: int | None = None
+    """Threshold of the new split, tokens; None keeps the present one."""
 
 
 class RoleLoop:
-    """Decides when an instance of one PD cluster changes its role.
-
-    Args:
-        offload_threshold: The present threshold, tokens.
-    """
+    """Decides when an instance of one PD cluster changes its role. `offload_threshold`: The present
+    threshold, tokens."""
 
     def __init__(self, offload_threshold: int, settings: RoleSettings = RoleSettings()) -> None:
         self.settings = settings

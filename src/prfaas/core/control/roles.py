@@ -23,27 +23,20 @@ WorkOf = Callable[[int], int]
 
 @dataclass(slots=True)
 class Change:
-    """An instance changes its role. Instants in ns, UNSET for what has not happened.
-
-    Attributes:
-        began_at_ns: When it stopped taking work.
-        drained_at_ns: When its last work had ended; UNSET also of a change that was aborted.
-        ended_at_ns: When it could work again.
-    """
+    """An instance changes its role. Instants in ns, UNSET for what has not happened."""
 
     index: int
     to: Role
     began_at_ns: int
+    """When it stopped taking work."""
     drained_at_ns: int = UNSET
+    """When its last work had ended; UNSET also of a change that was aborted."""
     ended_at_ns: int = UNSET
+    """When it could work again."""
 
 
 class Roles:
-    """The role of every PD instance.
-
-    Args:
-        loop: Decides role changes; None changes nothing.
-    """
+    """The role of every PD instance. `loop`: Decides role changes; None changes nothing."""
 
     def __init__(self, roles: Sequence[Role], loop: RoleLoop | None = None) -> None:
         self._roles = list(roles)

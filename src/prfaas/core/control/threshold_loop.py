@@ -48,16 +48,13 @@ NUM_MAX = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrafficMix:
-    """Requests of some time, at least `NUM_MIN`.
-
-    Attributes:
-        new_tokens: Incremental length of each.
-        mean_output_tokens: Mean output of those that ended.
-    """
+    """Requests of some time, at least `NUM_MIN`."""
 
     new_tokens: tuple[int, ...]
+    """Incremental length of each."""
     mean_prompt_tokens: float
     mean_output_tokens: float
+    """Mean output of those that ended."""
 
 
 class Mixes:
@@ -110,24 +107,21 @@ time under a stale plan."""
 
 
 class Evidence(NamedTuple):
-    """The threshold that plan and recent requests give together, and what it follows from.
-
-    Attributes:
-        threshold: Plan and requests together, tokens.
-        balanced: The requests alone, tokens: all stages carry alike there.
-        weight: Weight of the requests beside the plan, in [0, 1).
-        num_local: Instances that prefill locally.
-        num_remote: Instances of the remote cluster that the link has to itself.
-        bits_per_s: Rate of the link.
-    """
+    """The threshold that plan and recent requests give together, and what it follows from."""
 
     threshold: int
+    """Plan and requests together, tokens."""
     balanced: int
+    """The requests alone, tokens: all stages carry alike there."""
     weight: float
+    """Weight of the requests beside the plan, in [0, 1)."""
     num_requests: int
     num_local: float
+    """Instances that prefill locally."""
     num_remote: float
+    """Instances of the remote cluster that the link has to itself."""
     bits_per_s: float
+    """Rate of the link."""
 
 
 class Balance:
@@ -135,11 +129,7 @@ class Balance:
 
     Requests are kept in order of length, with sums for each side of the last threshold: the next
     one costs an addition for each request that changes sides, and a request O(log `NUM_KEPT`)
-    comparisons.
-
-    Args:
-        planned: t of the plan, tokens.
-    """
+    comparisons. `planned`: t of the plan, tokens."""
 
     def __init__(self, planned: int) -> None:
         self._recent: deque[PathWork] = deque()
@@ -251,11 +241,8 @@ class Spared:
         self._total_ns, self._at_ns = 0, 0
 
     def look(self, total_ns: int, now_ns: int) -> float:
-        """Instances that would have been busy with it, mean since the last look.
-
-        Args:
-            total_ns: Work that was spared so far, in time of one instance; never falls.
-        """
+        """Instances that would have been busy with it, mean since the last look. `total_ns`: Work
+        that was spared so far, in time of one instance; never falls."""
         spared_ns, elapsed_ns = total_ns - self._total_ns, now_ns - self._at_ns
         self._total_ns, self._at_ns = total_ns, now_ns
         return spared_ns / elapsed_ns if elapsed_ns > 0 else 0.0
@@ -263,61 +250,49 @@ class Spared:
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """Limits of the loop. Distances are in ln(tokens): 0.1 is about 10 %.
-
-    Attributes:
-        step_max: Largest move of one interval.
-        step_min: Smaller moves are not made.
-        reach_max: Farthest that one run goes at full step.
-        span: The threshold stays within the planned one divided and multiplied by this.
-        utilisation_high: Share of the link above which the remote side counts as pressed, unless
-            the local wait is longer.
-        wait_gap_ns: Difference between both waits below which neither side is pressed.
-        wait_gap_ratio: The same as a share of the shorter wait: where both sides are late, no
-            threshold helps.
-        lead_ns: How far ahead the gap is predicted.
-        trend_weight: Weight of the newest interval in the trend, in (0, 1].
-        num_to_move: Intervals that a pressure has to last before the first move.
-        num_to_extend: Intervals of pressure at the end of the reach after which it grows by two
-            smallest steps.
-        num_to_forget: Intervals without pressure after which the reach is free again.
-    """
+    """Limits of the loop. Distances are in ln(tokens): 0.1 is about 10 %."""
 
     step_max: float = 0.05
+    """Largest move of one interval."""
     step_min: float = 0.01
+    """Smaller moves are not made."""
     reach_max: float = 0.20
+    """Farthest that one run goes at full step."""
     span: float = 1.5
+    """The threshold stays within the planned one divided and multiplied by this."""
     utilisation_high: float = 0.95
+    """Share of the link above which the remote side counts as pressed, unless the local wait is
+    longer."""
     wait_gap_ns: int = 2 * NS_PER_S
+    """Difference between both waits below which neither side is pressed."""
     wait_gap_ratio: float = 0.5
+    """The same as a share of the shorter wait: where both sides are late, no threshold helps."""
     lead_ns: int = 60 * NS_PER_S
+    """How far ahead the gap is predicted."""
     trend_weight: float = 0.2
+    """Weight of the newest interval in the trend, in (0, 1]."""
     num_to_move: int = 6
+    """Intervals that a pressure has to last before the first move."""
     num_to_extend: int = 24
+    """Intervals of pressure at the end of the reach after which it grows by two smallest steps."""
     num_to_forget: int = 60
+    """Intervals without pressure after which the reach is free again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pressures:
-    """Inputs of the loop; None is unknown or too old.
-
-    Attributes:
-        link_utilisation: Share of the link's capacity that was used.
-        local_wait_ns: Predicted wait for local prefill.
-        remote_wait_ns: Predicted wait for remote prefill and link.
-    """
+    """Inputs of the loop; None is unknown or too old."""
 
     link_utilisation: float | None
+    """Share of the link's capacity that was used."""
     local_wait_ns: int | None
+    """Predicted wait for local prefill."""
     remote_wait_ns: int | None
+    """Predicted wait for remote prefill and link."""
 
 
 class ThresholdLoop:
-    """The threshold of one link.
-
-    Args:
-        planned_threshold: t from the planner, tokens, above 0.
-    """
+    """The threshold of one link. `planned_threshold`: t from the planner, tokens, above 0."""
 
     def __init__(self, planned_threshold: int, settings: LoopSettings = LoopSettings()) -> None:
         self._settings = settings
@@ -339,11 +314,8 @@ class ThresholdLoop:
         return max(1, round(exp(self._position)))
 
     def update(self, now_ns: int, pressures: Pressures) -> int:
-        """One interval has passed.
-
-        Returns:
-            The new threshold, tokens; unchanged when a signal is unknown.
-        """
+        """One interval has passed. Returns the new threshold, tokens; unchanged when a signal is
+        unknown."""
         use, here, there = (
             pressures.link_utilisation,
             pressures.local_wait_ns,

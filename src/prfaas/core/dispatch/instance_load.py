@@ -23,18 +23,15 @@ WAITING_MAX = 256
 
 
 class WorkAhead(NamedTuple):
-    """Work of an instance up to the end of a job, ns.
-
-    Attributes:
-        work_ns: Its own, and of those before it.
-        first_ns: Of the first of them, which runs.
-        spent_ns: Time since that one began.
-    """
+    """Work of an instance up to the end of a job, ns."""
 
     own_ns: int
     work_ns: int
+    """Its own, and of those before it."""
     first_ns: int
+    """Of the first of them, which runs."""
     spent_ns: int
+    """Time since that one began."""
 
 
 _Place = tuple[int, str]
@@ -149,10 +146,7 @@ class InstanceLoad:
 
     def done(self, name: str, job: int, now_ns: int) -> int | None:
         """Record the end of a job: those before it are over too, the one behind it begins now.
-
-        Returns:
-            The job that begins; None without one, or when the end was known before.
-        """
+        Returns the job that begins; None without one, or when the end was known before."""
         load = self._loads[name]
         if job not in load.jobs:
             return None
@@ -163,11 +157,8 @@ class InstanceLoad:
 
     def waiting(self, name: str, num_waiting: int) -> list[int]:
         """Return jobs of this gateway that wait at an instance, in order of dispatch; returns the
-        first `WAITING_MAX` of them.
-
-        Args:
-            num_waiting: Requests that a report found waiting, of anybody.
-        """
+        first `WAITING_MAX` of them. `num_waiting`: Requests that a report found waiting, of
+        anybody."""
         jobs = self._loads[name].jobs
         first = max(1, len(jobs) - num_waiting)
         return list(islice(jobs, first, first + WAITING_MAX))

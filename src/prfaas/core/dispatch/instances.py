@@ -33,20 +33,17 @@ from prfaas.core.routing.decision import Reason
 
 @dataclass(slots=True)
 class Instance:
-    """State of an instance without its load.
-
-    Attributes:
-        pool: Where its blocks are kept.
-        num_tokens_max: Longest prompt it takes, tokens.
-        layout_id: Layout of its blocks; None while unknown.
-        within: As of `ClusterMember`.
-    """
+    """State of an instance without its load."""
 
     name: str
     pool: str
+    """Where its blocks are kept."""
     num_tokens_max: int = 2**31
+    """Longest prompt it takes, tokens."""
     layout_id: bytes | None = b""
+    """Layout of its blocks; None while unknown."""
     within: frozenset[str] = frozenset()
+    """As of `ClusterMember`."""
 
 
 SCANNED_MAX = 32
@@ -215,10 +212,7 @@ class PrefillInstances:
         self, chosen: Candidate, arrival: Arrival, now_ns: int, wait_ns_max: int
     ) -> Candidate:
         """The busiest instance that may stand in for a chosen one: same pool and layout.
-
-        Args:
-            wait_ns_max: Instances with longer queues do not stand in.
-        """
+        `wait_ns_max`: Instances with longer queues do not stand in."""
         like = self.instances[chosen.name]
         peers = (
             name

@@ -36,24 +36,21 @@ MEMORY_NS = 25 * NS_PER_S
 
 
 class LinkReport(Record, frozen=True):
-    """Counters of a link at its sending pool node.
-
-    Attributes:
-        observed_at_ns: When they were read.
-        goodput_bits_per_s: 0 until the link was filled once, or if its part of a site's budget
-            held it below the rate that it would have now.
-        sent_bytes: Bytes that have arrived of transfers that are open.
-        busy_ns: Time in which bytes waited to be sent, since the pool node was started.
-        budget_bits_per_s: The most that the operator lets the link carry; 0 is no limit. Of an
-            idle link with a part of a site's budget, what it would be with something to send.
-    """
+    """Counters of a link at its sending pool node."""
 
     observed_at_ns: int
+    """When they were read."""
     goodput_bits_per_s: float
+    """0 until the link was filled once, or if its part of a site's budget held it below the rate
+    that it would have now."""
     sent_bytes: int
+    """Bytes that have arrived of transfers that are open."""
     busy_ns: int = 0
+    """Time in which bytes waited to be sent, since the pool node was started."""
     rtt_ns: int = 0
     budget_bits_per_s: float = 0.0
+    """The most that the operator lets the link carry; 0 is no limit. Of an idle link with a part of
+    a site's budget, what it would be with something to send."""
 
 
 class LinkBook:
@@ -206,11 +203,8 @@ class Link:
         return None if self.is_in_site else self.policy.offload_threshold
 
     def replan(self, offload_threshold: int) -> int | None:
-        """Start over from another planned threshold, tokens, above 0.
-
-        Returns:
-            The one before; None if it stays: the operator has set it, or it is this one.
-        """
+        """Start over from another planned threshold, tokens, above 0. Returns the one before; None
+        if it stays: the operator has set it, or it is this one."""
         self._planned = offload_threshold
         return None if self.is_held else self._start_over(offload_threshold)
 

@@ -46,32 +46,29 @@ _LOCAL, _REMOTE = Path.LOCAL, Path.REMOTE
 
 
 class RouteOption(Record, frozen=True):
-    """A route through one PrfaaS cluster, or past it in the PD cluster.
-
-    Attributes:
-        local: Instance of the PD cluster that would prefill, or that would decode as well; None
-            when none can.
-        remote: Instance of the PrfaaS cluster that would prefill; None when none can.
-        link: From its pool to the PD cluster's.
-        facts: Inputs of a policy.
-        signals: What the prediction was made from.
-        candidates: In the PrfaaS cluster, the first ones that were scored.
-        prefill_pools: Pools of `home` and of `away`.
-        held_tokens: Cached prefix in each of these, tokens.
-        pull_link: From the pool of the PrfaaS cluster with the longest prefix to that of `home`.
-    """
+    """A route through one PrfaaS cluster, or past it in the PD cluster."""
 
     cluster: RemoteCluster
     local: Candidate | None
+    """Instance of the PD cluster that would prefill, or that would decode as well; None when none
+    can."""
     remote: Candidate | None
+    """Instance of the PrfaaS cluster that would prefill; None when none can."""
     link: Link
+    """From its pool to the PD cluster's."""
     facts: RoutingFacts
+    """Inputs of a policy."""
     prediction: Prediction
     signals: PathSignals
+    """What the prediction was made from."""
     candidates: Sequence[Candidate]
+    """In the PrfaaS cluster, the first ones that were scored."""
     prefill_pools: tuple[str, str]
+    """Pools of `home` and of `away`."""
     held_tokens: tuple[int, int]
+    """Cached prefix in each of these, tokens."""
     pull_link: Link
+    """From the pool of the PrfaaS cluster with the longest prefix to that of `home`."""
 
     def routed(self, decision: Decision, local: str, *, is_mixed: bool) -> Routed:
         """The route of a request that takes this option.
@@ -128,17 +125,14 @@ class RouteOption(Record, frozen=True):
 
 
 class Considered(Record, frozen=True):
-    """All routes that were considered for a request.
-
-    Attributes:
-        num_tokens: Length of the prompt for the scorers, tokens.
-        options: Through each PrfaaS cluster; at least one.
-        at_home: Candidates in the PD cluster, the first ones that were scored.
-    """
+    """All routes that were considered for a request."""
 
     num_tokens: int
+    """Length of the prompt for the scorers, tokens."""
     options: Sequence[RouteOption]
+    """Through each PrfaaS cluster; at least one."""
     at_local: Sequence[Candidate]
+    """Candidates in the PD cluster, the first ones that were scored."""
     local_weights: Weights
 
     def missed(self, routed: Routed) -> Iterator[RouteOption]:
@@ -494,11 +488,8 @@ class RouteFinder:
         *,
         pull: tuple[Link, int],
     ) -> Prediction:
-        """Times of both paths, the cost of bytes, and a pulled prefix where that is faster.
-
-        Args:
-            pull: The link that brings the prefix, and what is at its end already, tokens.
-        """
+        """Times of both paths, the cost of bytes, and a pulled prefix where that is faster. `pull`:
+        The link that brings the prefix, and what is at its end already, tokens."""
         costs, settings, times = remote.costs, self._settings, self.times
         if costs is None:
             return NO_PROFILE

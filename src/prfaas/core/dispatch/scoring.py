@@ -26,35 +26,32 @@ OPEN_HALF = 16
 
 
 class Candidate(Record, frozen=True):
-    """State of an instance. Every decision creates several.
-
-    Attributes:
-        ready: True if it is healthy.
-        wait_ns: Predicted wait; None when unknown.
-        hit_tokens: Usable cached prefix of this request, tokens.
-        hint_tokens: Prefix that may be cached, tokens.
-        num_open: Requests that it decodes or will decode.
-        num_tokens_max: Longest prompt it takes, tokens.
-        layouts_agree: True if its blocks mean the same where the request will be decoded.
-        unreachable: Why its blocks cannot get there; one of `UNREACHABLE`, or None if they can.
-        device_tokens: Prefix that it holds in its own memory, tokens; of `hit_tokens`.
-        pulled_from: Pool of another host that `hit_tokens` is fetched from within `wait_ns`; "" if
-            the instance and its own pool hold it.
-        adds_cores: False if the instance that would prefill locally has all of its cores.
-    """
+    """State of an instance. Every decision creates several."""
 
     name: str
     ready: bool = True
+    """True if it is healthy."""
     wait_ns: int | None = 0
+    """Predicted wait; None when unknown."""
     hit_tokens: int = 0
+    """Usable cached prefix of this request, tokens."""
     hint_tokens: int = 0
+    """Prefix that may be cached, tokens."""
     num_open: int = 0
+    """Requests that it decodes or will decode."""
     num_tokens_max: int = 2**31
+    """Longest prompt it takes, tokens."""
     layouts_agree: bool = True
+    """True if its blocks mean the same where the request will be decoded."""
     unreachable: Reason | None = None
+    """Why its blocks cannot get there; one of `UNREACHABLE`, or None if they can."""
     device_tokens: int = 0
+    """Prefix that it holds in its own memory, tokens; of `hit_tokens`."""
     pulled_from: str = ""
+    """Pool of another host that `hit_tokens` is fetched from within `wait_ns`; "" if the instance
+    and its own pool hold it."""
     adds_cores: bool = True
+    """False if the instance that would prefill locally has all of its cores."""
 
 
 class Weights(NamedTuple):
@@ -290,17 +287,14 @@ class Best:
 
 
 class Fetched(NamedTuple):
-    """Prefix that some instances can fetch.
-
-    Attributes:
-        num_tokens: Its length, at most.
-        soonest_ns: Time of the transfer, at least.
-        needs_wait: Only instances with a known wait fetch it.
-    """
+    """Prefix that some instances can fetch."""
 
     num_tokens: int
+    """Its length, at most."""
     soonest_ns: int
+    """Time of the transfer, at least."""
     needs_wait: bool
+    """Only instances with a known wait fetch it."""
 
 
 def any_of(fetched: Collection[Fetched]) -> Fetched | None:

@@ -26,89 +26,76 @@ _LOCAL = Path.LOCAL
 
 @dataclass(frozen=True, slots=True)
 class ClusterMember:
-    """An instance of a cluster.
-
-    Attributes:
-        name: Unique among all clusters.
-        pool: Where its blocks are kept; instances of one pool share a prefix cache.
-        within: Of a PrfaaS instance: the PD instances on whose processor cores it computes. A
-            prefill there takes from them what it adds.
-    """
+    """An instance of a cluster."""
 
     name: str
+    """Unique among all clusters."""
     pool: str
+    """Where its blocks are kept; instances of one pool share a prefix cache."""
     within: frozenset[str] = frozenset()
+    """Of a PrfaaS instance: the PD instances on whose processor cores it computes. A prefill there
+    takes from them what it adds."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
-    """The PD cluster.
-
-    Attributes:
-        decode: Instances that only decode; None when those that prefill decode as well.
-        costs: Predicts compute; None without profiles.
-    """
+    """The PD cluster."""
 
     name: str
     prefill: tuple[ClusterMember, ...]
     decode: tuple[ClusterMember, ...] | None = None
+    """Instances that only decode; None when those that prefill decode as well."""
     costs: CostModel | None = None
+    """Predicts compute; None without profiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteCluster:
-    """A PrfaaS cluster.
-
-    Attributes:
-        costs: Predicts compute and bytes; None without profiles.
-        price_per_tb: Price of 10**12 bytes on its link.
-        link_bits_per_s: Rate of its link by the plan, until one is measured; 0 is unknown.
-    """
+    """A PrfaaS cluster."""
 
     name: str
     instances: tuple[ClusterMember, ...]
     costs: CostModel | None = None
+    """Predicts compute and bytes; None without profiles."""
     price_per_tb: float = 0.0
+    """Price of 10**12 bytes on its link."""
     link_bits_per_s: float = 0.0
+    """Rate of its link by the plan, until one is measured; 0 is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchSettings:
-    """Settings of routing.
-
-    Attributes:
-        bandwidth: Regime of the paper's rule.
-        moving_threshold: Let the short-term loop move the threshold; only `adaptive` has one that
-            moves.
-        ttft_max_ns: Target of the time to first token; None is no target.
-        admission: Refuse what is predicted to miss the target.
-        fairness: How tenants share what is admitted under overload.
-        stale_after_ns: Age beyond which a report counts as unknown.
-        pulls: Let `adaptive` fetch a prefix from a PrfaaS cluster for a local prefill.
-        calibration: How predictions are corrected by what is observed.
-        second_price: What a second of a request's time is worth, in the currency of
-            `price_per_tb`; None makes bytes free.
-        residency: Regions of clusters and tenants.
-        market: Prices of all clusters; None without. `cost` needs it; under other policies it
-            only counts what is spent.
-        attention_tokens: Context at which attention costs a token as much as all else, of the
-            model; weighs prompts without a plan. 0 is unknown: tokens alone count.
-    """
+    """Settings of routing."""
 
     policy: PolicyName
     offload_threshold: int
     bandwidth: Bandwidth = Bandwidth.SCARCE
+    """Regime of the paper's rule."""
     moving_threshold: bool = False
+    """Let the short-term loop move the threshold; only `adaptive` has one that moves."""
     ttft_max_ns: int | None = None
+    """Target of the time to first token; None is no target."""
     admission: bool = False
+    """Refuse what is predicted to miss the target."""
     fairness: FairSettings = FairSettings()  # noqa: RUF009 (frozen)
+    """How tenants share what is admitted under overload."""
     stale_after_ns: int = 3 * NS_PER_S
+    """Age beyond which a report counts as unknown."""
     pulls: bool = False
+    """Let `adaptive` fetch a prefix from a PrfaaS cluster for a local prefill."""
     second_price: float | None = None
+    """What a second of a request's time is worth, in the currency of `price_per_tb`; None makes
+    bytes free."""
     calibration: CalibrationSettings = CalibrationSettings()  # noqa: RUF009 (frozen)
+    """How predictions are corrected by what is observed."""
     residency: Residency = EVERYWHERE
+    """Regions of clusters and tenants."""
     market: Market | None = None
+    """Prices of all clusters; None without. `cost` needs it; under other policies it only counts
+    what is spent."""
     attention_tokens: int = 0
+    """Context at which attention costs a token as much as all else, of the model; weighs prompts
+    without a plan. 0 is unknown: tokens alone count."""
 
     def ns_per_byte(self, price_per_tb: float) -> float:
         """Worth of a byte as time of a request, ns."""
@@ -124,74 +111,68 @@ class Arrival(Record, frozen=True):
     """A request that has to be routed, as a gateway knows it: its output length is not among it.
 
     A driver keeps it while the request is open, without hits, which it looks up for each decision.
-
-    Attributes:
-        request_id: Unique among the open requests.
-        num_tokens_to_fit: What an instance has to be able to hold, tokens; 0 takes any.
-        hits: Usable cached prefix by pool, tokens, and by instance what it holds in its own memory;
-            who is left out holds nothing.
-        hints: The same for pools whose contents are not certain: it draws a request to them, and
-            decides nothing else.
-        offloadable: True if prefill and decode may be split.
-        shippable_tokens: Prefix that could be shipped; where decode has as much, nothing is. None
-            is the whole prompt.
-        avoid: Instance that was tried already.
-        may_ship: True if its tenant may use the links.
-        layout: Of its blocks; None while unknown, and then they fit into every pool.
-        streams: True if its first token is observed; only such requests measure decode.
-        hashes: Hash chain of a single prompt, for who looks cached prefixes up; empty with several.
-        service: Its class of service; None is that of the deployment.
-        quality: Quality class of its blocks.
     """
 
     request_id: int
+    """Unique among the open requests."""
     num_prompt_tokens: int
     num_tokens_to_fit: int
+    """What an instance has to be able to hold, tokens; 0 takes any."""
     hits: Mapping[str, int] = NOTHING
+    """Usable cached prefix by pool, tokens, and by instance what it holds in its own memory; who is
+    left out holds nothing."""
     hints: Mapping[str, int] = NOTHING
+    """The same for pools whose contents are not certain: it draws a request to them, and decides
+    nothing else."""
     offloadable: bool = True
+    """True if prefill and decode may be split."""
     shippable_tokens: int | None = None
+    """Prefix that could be shipped; where decode has as much, nothing is. None is the whole
+    prompt."""
     avoid: str = ""
+    """Instance that was tried already."""
     tenant: str = ""
     may_ship: bool = True
+    """True if its tenant may use the links."""
     layout: Layout | None = None
+    """Of its blocks; None while unknown, and then they fit into every pool."""
     streams: bool = True
+    """True if its first token is observed; only such requests measure decode."""
     hashes: Sequence[bytes] = ()
+    """Hash chain of a single prompt, for who looks cached prefixes up; empty with several."""
     service: ServiceClass | None = None
+    """Its class of service; None is that of the deployment."""
     quality: Quality = Quality.LOSSLESS
+    """Quality class of its blocks."""
 
 
 class Routed(Record, frozen=True):
-    """Route of a request.
-
-    Attributes:
-        decision: The path and why.
-        facts: What the decision was made from: lengths, and the cached prefix of each path.
-        decode: The instance that decodes; None while it is not chosen.
-        source: Pool that ships the blocks of the remote path, or a prefix that is pulled for the
-            local one; "" without either.
-        destination: Pool that they are decoded from.
-        hit_tokens: Prefix that prefill does not compute, tokens: cached there, or pulled.
-        shipped_bytes: What the link from a PrfaaS cluster is promised: the prompt's blocks, or on
-            the local path those of a prefix that is pulled; 0 without either, or without a cost
-            model.
-        prefill_pool_tokens: Cached prefix in that pool, tokens; a pull leaves it out.
-        pulled_from: Pool that a prefix is pulled from before prefill; "" without. On the remote
-            path it is of another host of the PrfaaS cluster.
-    """
+    """Route of a request."""
 
     decision: Decision
+    """The path and why."""
     facts: RoutingFacts
+    """What the decision was made from: lengths, and the cached prefix of each path."""
     cluster: str
     prefill: str
     decode: str | None
+    """The instance that decodes; None while it is not chosen."""
     source: str
+    """Pool that ships the blocks of the remote path, or a prefix that is pulled for the local one;
+    "" without either."""
     destination: str
+    """Pool that they are decoded from."""
     hit_tokens: int
+    """Prefix that prefill does not compute, tokens: cached there, or pulled."""
     shipped_bytes: int
+    """What the link from a PrfaaS cluster is promised: the prompt's blocks, or on the local path
+    those of a prefix that is pulled; 0 without either, or without a cost model."""
     prefill_pool: str
     prefill_pool_tokens: int
+    """Cached prefix in that pool, tokens; a pull leaves it out."""
     pulled_from: str = ""
+    """Pool that a prefix is pulled from before prefill; "" without. On the remote path it is of
+    another host of the PrfaaS cluster."""
 
     @property
     def present_tokens(self) -> int:
@@ -243,33 +224,27 @@ class RefusalReason(StrEnum):
 
 
 class RefusedRequest(Record, frozen=True):
-    """A refused request.
-
-    Attributes:
-        retry_after_s: When it is worth another try, whole seconds, at least 1.
-        decision: Where it would have gone.
-    """
+    """A refused request."""
 
     reason: RefusalReason
     retry_after_s: int
+    """When it is worth another try, whole seconds, at least 1."""
     decision: Decision
+    """Where it would have gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThresholdMoved:
     """The threshold of the link between two pools was moved: by the short-term loop, or to what
-    recent requests ask for.
-
-    Attributes:
-        before: Threshold before, tokens.
-        offload_threshold: Threshold from here on, tokens.
-        pressures: What the short-term loop saw; None if it was not that.
-        evidence: What recent requests ask for; None if it was not that.
-    """
+    recent requests ask for."""
 
     source: str
     destination: str
     before: int
+    """Threshold before, tokens."""
     offload_threshold: int
+    """Threshold from here on, tokens."""
     pressures: Pressures | None = None
+    """What the short-term loop saw; None if it was not that."""
     evidence: Evidence | None = None
+    """What recent requests ask for; None if it was not that."""

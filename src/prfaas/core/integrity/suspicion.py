@@ -19,18 +19,15 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class AlteredBlock:
-    """A block that is not what an engine of this site computes.
-
-    Attributes:
-        position: Of the block in its prompt, in entries of the hash chain.
-        sender: Pool that sent it over a link; empty if it was computed at this site or the sender
-            is not known.
-        is_inherited: True if the sender has it, or computed it, from blocks of others.
-    """
+    """A block that is not what an engine of this site computes."""
 
     position: int
+    """Of the block in its prompt, in entries of the hash chain."""
     sender: str
+    """Pool that sent it over a link; empty if it was computed at this site or the sender is not
+    known."""
     is_inherited: bool = False
+    """True if the sender has it, or computed it, from blocks of others."""
 
 
 def blamed(altered: Sequence[AlteredBlock], *, is_complete: bool) -> frozenset[str]:

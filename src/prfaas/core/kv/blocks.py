@@ -32,24 +32,17 @@ DTYPE_CHARS_MAX = 32
 
 
 class Plane(NamedTuple):
-    """Neighbouring numbers of one type.
-
-    Attributes:
-        dtype: Name of the type as in PyTorch, such as `bfloat16`.
-        num_bytes: Size, at least 1.
-    """
+    """Neighbouring numbers of one type."""
 
     dtype: str
+    """Name of the type as in PyTorch, such as `bfloat16`."""
     num_bytes: int
+    """Size, at least 1."""
 
 
 class KvPage(NamedTuple):
     """Keys and values of neighbouring layers that are alike: for each head and token, the key and
-    then the value, in bfloat16.
-
-    Attributes:
-        is_token_major: True if a token has all heads together, False if a head has all tokens.
-    """
+    then the value, in bfloat16."""
 
     layers: int
     tokens: int
@@ -57,6 +50,7 @@ class KvPage(NamedTuple):
     key_size: int
     value_size: int
     is_token_major: bool
+    """True if a token has all heads together, False if a head has all tokens."""
 
     @property
     def num_bytes(self) -> int:
@@ -130,48 +124,40 @@ BlockName = tuple[bytes, BlockKey]
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that share a block table.
-
-    Attributes:
-        index: The engine's number of the group.
-        kind: How its blocks may be reused.
-        block_bytes: Bytes of one block as it is shipped, padding left out.
-        window_tokens: Length of the window, the token that attends included; 0 unless `kind` is
-            SLIDING_WINDOW.
-        planes: Dtype planes of a block, `block_bytes` together; empty if they are not known.
-        pages: Keys and values of a block, `block_bytes` together; empty if they cannot be told
-            apart.
-    """
+    """Layers that share a block table."""
 
     index: int
+    """The engine's number of the group."""
     kind: GroupKind
+    """How its blocks may be reused."""
     tokens_per_block: int
     block_bytes: int
+    """Bytes of one block as it is shipped, padding left out."""
     window_tokens: int = 0
+    """Length of the window, the token that attends included; 0 unless `kind` is SLIDING_WINDOW."""
     planes: Planes = ()
+    """Dtype planes of a block, `block_bytes` together; empty if they are not known."""
     pages: tuple[KvPage, ...] = ()
+    """Keys and values of a block, `block_bytes` together; empty if they cannot be told apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Facts that have to agree before two engines can use each other's blocks.
-
-    Attributes:
-        layout_id: Digest over weights, tokenizer, chat template, dtype and cache groups; 32 bytes.
-        tokens_per_hash: Tokens covered by one link of the hash chain.
-        hash_seed: Seed that the first link of the chain is derived from.
-        groups: The cache groups, in the engine's order.
-        hash_scheme: Rule of the hash chain.
-        checkpoint_tokens: Least distance of intermediate states that transfers ship; 0 is none.
-            A deployment's, not the engine's (`checkpoints.py`).
-    """
+    """Facts that have to agree before two engines can use each other's blocks."""
 
     layout_id: bytes
+    """Digest over weights, tokenizer, chat template, dtype and cache groups; 32 bytes."""
     tokens_per_hash: int
+    """Tokens covered by one link of the hash chain."""
     hash_seed: str
+    """Seed that the first link of the chain is derived from."""
     groups: tuple[CacheGroup, ...]
+    """The cache groups, in the engine's order."""
     hash_scheme: HashScheme = HashScheme.SHA256_CBOR
+    """Rule of the hash chain."""
     checkpoint_tokens: int = 0
+    """Least distance of intermediate states that transfers ship; 0 is none. A deployment's, not the
+    engine's (`checkpoints.py`)."""
 
     @property
     def takes_orders(self) -> bool:
@@ -229,16 +215,13 @@ def facts_id(facts: Facts) -> bytes:
 
 
 class Difference(NamedTuple):
-    """A fact that differs between two engines.
-
-    Attributes:
-        ours: Value at the first engine; its default or `ABSENT` if it has none.
-        theirs: Value at the second engine.
-    """
+    """A fact that differs between two engines."""
 
     fact: str
     ours: str
+    """Value at the first engine; its default or `ABSENT` if it has none."""
     theirs: str
+    """Value at the second engine."""
 
 
 def differences(ours: Facts, theirs: Facts) -> list[Difference]:

@@ -74,17 +74,14 @@ def default_spacing(
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRule:
-    """Spacing of checkpoints in a deployment.
-
-    Attributes:
-        tokens: Least distance that the operator has set, tokens; 0 ships none; None is the rule.
-        recompute_ns_per_token: Prefill time of a token in the cluster that decodes; 0 is unknown.
-        link_bits_per_s: Rate of the slowest link; 0 is unknown.
-    """
+    """Spacing of checkpoints in a deployment."""
 
     tokens: int | None = 0
+    """Least distance that the operator has set, tokens; 0 ships none; None is the rule."""
     recompute_ns_per_token: float = 0.0
+    """Prefill time of a token in the cluster that decodes; 0 is unknown."""
     link_bits_per_s: float = 0.0
+    """Rate of the slowest link; 0 is unknown."""
 
     @classmethod
     def planned(

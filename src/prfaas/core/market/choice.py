@@ -24,15 +24,12 @@ DAY_NS = 24 * NS_PER_H
 
 
 class Tariff(NamedTuple):
-    """A price that changes at fixed times of each day.
-
-    Attributes:
-        starts_ns: Start of each period, ns since midnight, rising.
-        prices: Price of each period; the last one lasts until the first start of the next day.
-    """
+    """A price that changes at fixed times of each day."""
 
     starts_ns: tuple[int, ...]
+    """Start of each period, ns since midnight, rising."""
     prices: tuple[float, ...]
+    """Price of each period; the last one lasts until the first start of the next day."""
 
     def at(self, wall_ns: int) -> float:
         """Price at a time, ns since a midnight."""
@@ -47,69 +44,57 @@ def flat(price: float) -> Tariff:
 
 
 class PlannedSite(NamedTuple):
-    """A cluster as a plan has it.
-
-    Attributes:
-        gpu_hour: Price of one GPU for one hour.
-        per_tb: Price of 10**12 bytes on its link.
-        rtt_ns: Round trip of its link; 0 for the PD cluster.
-    """
+    """A cluster as a plan has it."""
 
     gpus: int
     gpu_hour: float
+    """Price of one GPU for one hour."""
     per_tb: float = 0.0
+    """Price of 10**12 bytes on its link."""
     rtt_ns: int = 0
+    """Round trip of its link; 0 for the PD cluster."""
 
 
 class SitePrice(NamedTuple):
-    """Prices of a cluster.
-
-    Attributes:
-        per_tb: 10**12 bytes on its link to the PD cluster; 0 for the PD cluster.
-        notice_ns: Notice before its capacity is revoked; None is capacity that stays.
-        gb_hour: 10**9 bytes in its pool nodes for one hour.
-        watts: Power of an instance while it works; 0 is unknown.
-    """
+    """Prices of a cluster."""
 
     gpu_hour: Tariff
     per_tb: Tariff = Tariff((0,), (0.0,))
+    """10**12 bytes on its link to the PD cluster; 0 for the PD cluster."""
     gpus: int = 1
     notice_ns: int | None = None
+    """Notice before its capacity is revoked; None is capacity that stays."""
     gb_hour: Tariff = Tariff((0,), (0.0,))
+    """10**9 bytes in its pool nodes for one hour."""
     watts: float = 0.0
+    """Power of an instance while it works; 0 is unknown."""
 
 
 class Revocation(NamedTuple):
-    """Capacity of a cluster that leaves; times on the clock of the market, ns.
-
-    Attributes:
-        known_at_ns: Time of the notice.
-        at_ns: It is gone from here on.
-        until_ns: It is back; None is not known.
-    """
+    """Capacity of a cluster that leaves; times on the clock of the market, ns."""
 
     known_at_ns: int
+    """Time of the notice."""
     at_ns: int
+    """It is gone from here on."""
     until_ns: int | None = None
+    """It is back; None is not known."""
 
 
 class Quote(NamedTuple):
-    """Terms of a cluster at one time.
-
-    Attributes:
-        per_gpu_h: Price of one GPU for one hour.
-        per_instance_ns: Price of an instance for 1 ns.
-        per_byte: Price of a byte on its link.
-        leaves_in_ns: Time until its capacity is revoked, as announced; 0 or less is gone, None is
-            not announced.
-        notice_ns: As in `SitePrice`.
-    """
+    """Terms of a cluster at one time."""
 
     per_gpu_h: float
+    """Price of one GPU for one hour."""
     per_instance_ns: float
+    """Price of an instance for 1 ns."""
     per_byte: float
+    """Price of a byte on its link."""
     leaves_in_ns: int | None = None
+    """Time until its capacity is revoked, as announced; 0 or less is gone, None is not
+    announced."""
     notice_ns: int | None = None
+    """As in `SitePrice`."""
 
 
 def quote(price: SitePrice, revoked: tuple[Revocation, ...], now_ns: int, wall_ns: int) -> Quote:
@@ -149,51 +134,42 @@ class Exclusion(StrEnum):
 
 
 class ClusterOffer(NamedTuple):
-    """A cluster that could prefill a request.
-
-    Attributes:
-        work_ns: Prefill of an instance there: T of the new tokens.
-        ttft_ns: Predicted time to first token; None is unknown.
-        away_ns: Time until nothing of the request is in the cluster any more; 0 for the PD cluster.
-        excluded: Reason against it that is known already; "" is none.
-    """
+    """A cluster that could prefill a request."""
 
     cluster: str
     work_ns: int
+    """Prefill of an instance there: T of the new tokens."""
     num_bytes: int
     ttft_ns: int | None
+    """Predicted time to first token; None is unknown."""
     remote_ns: int = 0
+    """Time until nothing of the request is in the cluster any more; 0 for the PD cluster."""
     excluded: str = ""
+    """Reason against it that is known already; "" is none."""
 
 
 class RequestTerms(NamedTuple):
-    """Terms of a request.
-
-    Attributes:
-        second_price: Value of a second of its time.
-        ttft_max_ns: Target of its time to first token; None is no target.
-    """
+    """Terms of a request."""
 
     second_price: float = 0.0
+    """Value of a second of its time."""
     ttft_max_ns: int | None = None
+    """Target of its time to first token; None is no target."""
 
 
 class Costed(NamedTuple):
-    """An offer with its cost, in the currency of the prices.
-
-    Attributes:
-        link_cost: Bytes.
-        time_cost: Time to first token.
-        per_gpu_h: Price of one GPU for one hour there.
-        excluded: Reason against it; "" is none.
-    """
+    """An offer with its cost, in the currency of the prices."""
 
     offer: ClusterOffer
     gpu_cost: float
     link_cost: float
+    """Bytes."""
     time_cost: float
+    """Time to first token."""
     per_gpu_h: float
+    """Price of one GPU for one hour there."""
     excluded: str
+    """Reason against it; "" is none."""
 
     @property
     def total(self) -> float:
@@ -207,15 +183,12 @@ class Costed(NamedTuple):
 
 
 class OfferChoice(NamedTuple):
-    """The chosen offer, and all others.
-
-    Attributes:
-        best: The chosen one, late or not; None where all are excluded for other reasons.
-        costed: All, the PD cluster's first.
-    """
+    """The chosen offer, and all others."""
 
     best: Costed | None
+    """The chosen one, late or not; None where all are excluded for other reasons."""
     costed: tuple[Costed, ...]
+    """All, the PD cluster's first."""
 
 
 def total(costed: Costed) -> float:

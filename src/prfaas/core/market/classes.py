@@ -9,20 +9,17 @@ from prfaas.core.market.choice import RequestTerms
 
 
 class ServiceClass(NamedTuple):
-    """A class of service.
-
-    Attributes:
-        ttft_max_ns: Target of the time to first token; None is the deployment's.
-        second_price: Value of a second of a request's time; None is the deployment's.
-        priority: Requests of a higher one are admitted first.
-        quality: Quality class of its blocks; None is the tenant's.
-    """
+    """A class of service."""
 
     name: str
     ttft_max_ns: int | None = None
+    """Target of the time to first token; None is the deployment's."""
     second_price: float | None = None
+    """Value of a second of a request's time; None is the deployment's."""
     priority: int = 0
+    """Requests of a higher one are admitted first."""
     quality: Quality | None = None
+    """Quality class of its blocks; None is the tenant's."""
 
 
 def terms_of(service: ServiceClass | None, usual: RequestTerms) -> RequestTerms:

@@ -61,19 +61,16 @@ Action = Join | Withhold | Leave
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """A member as operators see it.
-
-    Attributes:
-        member: The member; None if its entry was refused.
-        since_ns: When it came into this state.
-        refusal: Why it is refused; None if it is not.
-    """
+    """A member as operators see it."""
 
     member: Member | None
+    """The member; None if its entry was refused."""
     name: str
     state: State
     since_ns: int
+    """When it came into this state."""
     refusal: RefusedEntry | None = None
+    """Why it is refused; None if it is not."""
 
 
 @dataclass(slots=True)
@@ -100,11 +97,7 @@ class _Joined:
 
 
 class Membership:
-    """All members of a site.
-
-    Args:
-        site: What they have to agree with.
-    """
+    """All members of a site. `site`: What they have to agree with."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -200,10 +193,7 @@ class Membership:
 
     def drained(self, is_idle: Callable[[Member], bool], now_ns: int) -> list[Action]:
         """Let members that drain leave if nothing runs on them, engines before pool nodes.
-
-        Args:
-            is_idle: Returns True if no leg and no transfer uses a member.
-        """
+        `is_idle`: Returns True if no leg and no transfer uses a member."""
         leaving = [each for each in self._joined.values() if not each.is_listed]
         if not leaving:
             return []

@@ -56,65 +56,51 @@ class RefusalCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One part of a site. Two that differ in anything are different members.
-
-    Attributes:
-        name: Unique among all parts; its identity.
-        address: URL of an engine, HOST:PORT of others.
-        pool: Pool node on the host of an engine; "" for others.
-        role: Of an engine: "both", "prefill" or "decode"; "" for others.
-        model: Served model; "" if its source does not name it.
-        settings: Further settings, by name, sorted.
-    """
+    """One part of a site. Two that differ in anything are different members."""
 
     name: str
+    """Unique among all parts; its identity."""
     kind: MemberKind
     cluster: str
     address: str
+    """URL of an engine, HOST:PORT of others."""
     pool: str = ""
+    """Pool node on the host of an engine; "" for others."""
     role: str = ""
+    """Of an engine: "both", "prefill" or "decode"; "" for others."""
     model: str = ""
+    """Served model; "" if its source does not name it."""
     settings: tuple[tuple[str, str], ...] = ()
+    """Further settings, by name, sorted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A member in the list of a source.
-
-    Attributes:
-        is_ready: False if the source knows that it is not to get work.
-        is_ending: True if it is about to leave.
-    """
+    """A member in the list of a source."""
 
     member: Member
     is_ready: bool = True
+    """False if the source knows that it is not to get work."""
     is_ending: bool = False
+    """True if it is about to leave."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedEntry:
-    """A refused entry.
-
-    Attributes:
-        words: What is wrong, with the value and the next step.
-    """
+    """A refused entry."""
 
     name: str
     reason: RefusalCause
     words: str
+    """What is wrong, with the value and the next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Facts of a site with which its members have to agree.
-
-    Attributes:
-        clusters: Roles that engines may have, by cluster.
-        limits: Largest number of members, by kind.
-        identified: Sources whose engines need an identity, unless they are on this machine.
-    """
+    """Facts of a site with which its members have to agree."""
 
     clusters: Mapping[str, Sequence[str]]
+    """Roles that engines may have, by cluster."""
     model: str
     limits: Mapping[MemberKind, int] = field(
         default_factory=lambda: {
@@ -123,7 +109,9 @@ class Site:
             MemberKind.GATEWAY: 64,
         }
     )
+    """Largest number of members, by kind."""
     identified: Set[str] = frozenset()
+    """Sources whose engines need an identity, unless they are on this machine."""
 
 
 _KINDS = {kind: number for number, kind in enumerate(MemberKind)}

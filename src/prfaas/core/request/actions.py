@@ -21,14 +21,11 @@ class StartPull(Action, frozen=True):
 
 
 class StartPrefill(Action, frozen=True):
-    """Prefill on `engine`, whose KV cache goes to the pool of the engine that decodes.
-
-    Attributes:
-        relay_tokens: Most tokens that the leg makes of the answer after the first one.
-    """
+    """Prefill on `engine`, whose KV cache goes to the pool of the engine that decodes."""
 
     engine: str
     relay_tokens: int = 0
+    """Most tokens that the leg makes of the answer after the first one."""
 
 
 class AwaitBlocks(Action, frozen=True):
@@ -86,15 +83,12 @@ class Release(Action, frozen=True):
 
 
 class FellBack(Action, frozen=True):
-    """Record that the route was left, or did not pay off.
-
-    Attributes:
-        stage: "prefill", "transfer", "decode" or "pull".
-        reason: One of a bounded set; labels a metric.
-    """
+    """Record that the route was left, or did not pay off."""
 
     stage: str
+    """"prefill", "transfer", "decode" or "pull"."""
     reason: str
+    """One of a bounded set; labels a metric."""
     why: str
 
     @property

@@ -26,22 +26,19 @@ _RELEASE_HAND_OFF, _RELEASE_PULL = Release(_HAND_OFF), Release(_PULL)
 
 
 class Movement(MutableRecord):
-    """Blocks in transit between two pools, or within one.
-
-    Attributes:
-        num_tokens: Prefix that is at the destination once all have arrived.
-        is_open: They are neither aborted nor released.
-        end: What the destination reported; None before.
-        fault: Why they cannot arrive any more, the destination's word before the source's; empty
-            while they can.
-    """
+    """Blocks in transit between two pools, or within one."""
 
     source: str
     destination: str
     num_tokens: int
+    """Prefix that is at the destination once all have arrived."""
     is_open: bool = True
+    """They are neither aborted nor released."""
     end: TransferEnd | None = None
+    """What the destination reported; None before."""
     fault: str = ""
+    """Why they cannot arrive any more, the destination's word before the source's; empty while they
+    can."""
     crosses_link: bool = False
     """True if they leave their pool; of others no pool reports an end."""
     is_coming: bool = False
@@ -64,11 +61,8 @@ class Movement(MutableRecord):
         self.fault, self.is_coming = fault, False
 
     def ended(self, kind: TransferEnd, *, at_destination: bool) -> bool:
-        """Note a pool's report.
-
-        Returns:
-            True if it is the first of the destination, after which the link carries nothing more.
-        """
+        """Note a pool's report. Returns True if it is the first of the destination, after which the
+        link carries nothing more."""
         is_last = at_destination and self.end is None
         if is_last:
             self.end, self.is_coming = kind, False
@@ -90,11 +84,8 @@ class Movement(MutableRecord):
 
 
 class RequestTransfers:
-    """The blocks of one request, opened once each, and aborted or released once.
-
-    Args:
-        breakers: Of the links that they cross.
-    """
+    """The blocks of one request, opened once each, and aborted or released once. `breakers`: Of the
+    links that they cross."""
 
     __slots__ = ("_breakers", "hand_off", "pull", "pull_outcome")
 

@@ -92,16 +92,13 @@ class PrefillDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class PrefillFailed(Event):
-    """The prefill leg has failed.
-
-    Attributes:
-        may_have_died: The engine had the prompt, and may have ended over it.
-        is_suspect: The engine reported a failure at this request: its fault or the request's.
-    """
+    """The prefill leg has failed."""
 
     kind: PrefillFailure
     may_have_died: bool = False
+    """The engine had the prompt, and may have ended over it."""
     is_suspect: bool = False
+    """The engine reported a failure at this request: its fault or the request's."""
     why: str = ""
 
 
@@ -112,19 +109,16 @@ class DecodeWarmed(Event):
 
 @dataclass(frozen=True, slots=True)
 class TransferEnded(Event):
-    """A pool reported the end of blocks that were in transit.
-
-    Attributes:
-        at_destination: The pool that receives reported it, which is the last word.
-        num_bytes: Bytes of the blocks that have arrived; 0 if nobody counted.
-        is_whole: Committed with every block of the prompt: the engine has computed all of it.
-    """
+    """A pool reported the end of blocks that were in transit."""
 
     blocks: Blocks
     kind: TransferEnd
     at_destination: bool = True
+    """The pool that receives reported it, which is the last word."""
     num_bytes: int = 0
+    """Bytes of the blocks that have arrived; 0 if nobody counted."""
     is_whole: bool = False
+    """Committed with every block of the prompt: the engine has computed all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +140,16 @@ class TurnCame(Event):
 
 @dataclass(frozen=True, slots=True)
 class EngineBroke(Event):
-    """The decode leg has failed.
-
-    Attributes:
-        may_have_died: The engine had the prompt, and may have ended over it.
-        is_suspect: The engine reported a failure at this request: its fault or the request's.
-        can_continue: Another engine can go on; False if something has reached the client that only
-            this engine could continue.
-    """
+    """The decode leg has failed."""
 
     kind: DecodeFailure
     may_have_died: bool = False
+    """The engine had the prompt, and may have ended over it."""
     is_suspect: bool = False
+    """The engine reported a failure at this request: its fault or the request's."""
     can_continue: bool = True
+    """Another engine can go on; False if something has reached the client that only this engine
+    could continue."""
     why: str = ""
 
 
@@ -170,26 +161,20 @@ class FirstToken(Event):
 
 @dataclass(frozen=True, slots=True)
 class Finished(Event):
-    """The answer is complete.
-
-    Attributes:
-        found_tokens: Prefix that the engine that decodes found.
-        cached_tokens: Prefix that the engine that prefills found; the same where that is one.
-    """
+    """The answer is complete."""
 
     found_tokens: int
+    """Prefix that the engine that decodes found."""
     cached_tokens: int
+    """Prefix that the engine that prefills found; the same where that is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped(Event):
-    """The request is over without its answer.
-
-    Attributes:
-        outcome: `REJECTED` by an engine, `CANCELLED` by its client, `TIMED_OUT`, or `FAILED`.
-    """
+    """The request is over without its answer."""
 
     outcome: Outcome
+    """`REJECTED` by an engine, `CANCELLED` by its client, `TIMED_OUT`, or `FAILED`."""
 
 
 @dataclass(frozen=True, slots=True)

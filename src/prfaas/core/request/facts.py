@@ -35,19 +35,16 @@ class SettingChanged:
 
 @dataclass(frozen=True, slots=True)
 class RequestRefused:
-    """A request had no right, or an operator's change was refused.
-
-    Attributes:
-        route: Pattern of its path; empty if there is no such route.
-        address: Of the client.
-        operator: Name of the operator's key; empty without a right.
-    """
+    """A request had no right, or an operator's change was refused."""
 
     method: str
     route: str
+    """Pattern of its path; empty if there is no such route."""
     status: int
     address: str
+    """Of the client."""
     operator: str
+    """Name of the operator's key; empty without a right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +58,24 @@ class TicketSigned:
 
 @dataclass(frozen=True, slots=True)
 class PrefillBooked:
-    """A prefill was booked at an instance.
-
-    Attributes:
-        work_ns: Work of the instance; 0 without a profile.
-        saved_ns: Work that the cached prefix saves it; 0 without a profile.
-    """
+    """A prefill was booked at an instance."""
 
     arrival: Arrival
     routed: Routed
     work_ns: int
+    """Work of the instance; 0 without a profile."""
     saved_ns: int
+    """Work that the cached prefix saves it; 0 without a profile."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixCopied:
-    """A pool was asked to fetch a prefix that no request waits for.
-
-    Attributes:
-        hashes: Hash chain of the prefix.
-    """
+    """A pool was asked to fetch a prefix that no request waits for."""
 
     source: str
     pool: str
     hashes: Sequence[bytes]
+    """Hash chain of the prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,42 +87,36 @@ class PartSeen:
 
 @dataclass(frozen=True, slots=True)
 class RequestTroubled:
-    """A request has left its route, was refused, or failed.
-
-    Attributes:
-        what: Stage of a fallback, "prefill", "transfer", "decode" or "pull"; "refused" or "failed".
-        reason: One of a bounded set.
-        engine: The engine that it had there; empty without one.
-        pools: Source and destination of its blocks; empty names without.
-    """
+    """A request has left its route, was refused, or failed."""
 
     request_id: str
     tenant: str
     started_unix_s: float
     what: str
+    """Stage of a fallback, "prefill", "transfer", "decode" or "pull"; "refused" or "failed"."""
     reason: str
+    """One of a bounded set."""
     engine: str
+    """The engine that it had there; empty without one."""
     pools: tuple[str, str] = ("", "")
+    """Source and destination of its blocks; empty names without."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """A request has ended, whichever way.
-
-    Attributes:
-        service: Its class of service; empty without.
-        is_finished: True if it was answered in full.
-        at_ns: Instant of its end.
-        decode_at_ns: Instant at which an engine was asked to decode; None if none was.
-        decode_ns: From its first token to its end; None if it was no stream.
-        slot_ns: Time of its sequences in engines that decode.
-    """
+    """A request has ended, whichever way."""
 
     tenant: str
     service: str
+    """Its class of service; empty without."""
     is_finished: bool
+    """True if it was answered in full."""
     at_ns: int
+    """Instant of its end."""
     decode_at_ns: int | None
+    """Instant at which an engine was asked to decode; None if none was."""
     decode_ns: int | None
+    """From its first token to its end; None if it was no stream."""
     num_output_tokens: int
     slot_ns: int
+    """Time of its sequences in engines that decode."""

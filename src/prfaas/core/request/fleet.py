@@ -21,41 +21,35 @@ PREFILL_TIMEOUT_NS = 60 * NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits on a request, ns.
-
-    Attributes:
-        prefill_timeout_ns: From the start of a prefill leg to its answer.
-        transfer_timeout_ns: Time for which an engine waits for a pull.
-        ttft_max_ns: Target of the time to first token; None is no target.
-        legs_max: Decode legs: a prompt that breaks engines does not get to break all of them.
-        prefills_max: Prefill legs, for the same reason.
-        looks: Number of checks of a route over a link within its predicted time.
-        look_ns_max: Longest time between two of them.
-        step_ns: Time of a decode step.
-    """
+    """Limits on a request, ns."""
 
     prefill_timeout_ns: int
+    """From the start of a prefill leg to its answer."""
     transfer_timeout_ns: int
+    """Time for which an engine waits for a pull."""
     ttft_max_ns: int | None = None
+    """Target of the time to first token; None is no target."""
     legs_max: int = 3
+    """Decode legs: a prompt that breaks engines does not get to break all of them."""
     prefills_max: int = 3
+    """Prefill legs, for the same reason."""
     looks: float = 20
+    """Number of checks of a route over a link within its predicted time."""
     look_ns_max: int = NS_PER_S
+    """Longest time between two of them."""
     step_ns: int = STEP_NS
+    """Time of a decode step."""
 
 
 @dataclass(slots=True, eq=False)
 class SharedState:
-    """State shared by all requests of one driver.
-
-    Attributes:
-        breakers: Of engines and links.
-        retries: Budget of decode legs that run again.
-        hedges: Budget of routes that are left because they are late or stalled.
-    """
+    """State shared by all requests of one driver."""
 
     books: DispatcherBooks
     breakers: Guards
+    """Of engines and links."""
     limits: RequestLimits
     retries: Budget = field(default_factory=partial(Budget, RETRIES))
+    """Budget of decode legs that run again."""
     hedges: Budget = field(default_factory=partial(Budget, HEDGES))
+    """Budget of routes that are left because they are late or stalled."""

@@ -93,30 +93,27 @@ _continue_on = cache(ContinueOn)
 
 
 class Route(MutableRecord):
-    """Decided route of a request.
-
-    Attributes:
-        number: Of the request, in the driver's books.
-        decode: Engine that decodes; "" lets the books choose once it is needed.
-        prefill: Another engine that prefills; "" where the one that decodes does.
-        pools: Pool of the engine that prefills, and of the one that decodes.
-        final_tokens: Prefix that decode should find once the hand-off is complete.
-        deadline_ns: Instant at which the request's time is over; None without one.
-        holds: True if its engines cannot wait for blocks (`held.py`).
-        relay_max: Tokens after the first that the engine that prefills may make of the answer.
-        num_bytes: Of the hand-off; 0 where the books of its link have them.
-    """
+    """Decided route of a request."""
 
     number: int
+    """Of the request, in the driver's books."""
     routed: types.Routed
     decode: str
+    """Engine that decodes; "" lets the books choose once it is needed."""
     prefill: str = ""
+    """Another engine that prefills; "" where the one that decodes does."""
     pools: tuple[str, str] = ("", "")
+    """Pool of the engine that prefills, and of the one that decodes."""
     final_tokens: int = 0
+    """Prefix that decode should find once the hand-off is complete."""
     deadline_ns: int | None = None
+    """Instant at which the request's time is over; None without one."""
     holds: bool = False
+    """True if its engines cannot wait for blocks (`held.py`)."""
     relay_max: int = 0
+    """Tokens after the first that the engine that prefills may make of the answer."""
     num_bytes: int = 0
+    """Of the hand-off; 0 where the books of its link have them."""
 
     def is_for_prefill(self, pull: Movement) -> bool:
         """Return True if a pulled prefix is on another host than decode."""
@@ -124,11 +121,7 @@ class Route(MutableRecord):
 
 
 class RequestLife:
-    """One request, from its route to its end.
-
-    Args:
-        fleet: What all requests share.
-    """
+    """One request, from its route to its end. `fleet`: What all requests share."""
 
     __slots__ = (
         "_books",
@@ -174,14 +167,8 @@ class RequestLife:
         """Engines that failed at it, by their fault or its own."""
 
     def step(self, event: AnyEvent, now_ns: int) -> list[AnyAction]:
-        """Take an event.
-
-        Args:
-            now_ns: Time; not before that of the last step.
-
-        Returns:
-            What to do, in order; nothing for an event that is late.
-        """
+        """Take an event. `now_ns`: Time; not before that of the last step. Returns what to do, in
+        order; nothing for an event that is late."""
         stages, handler = _HANDLERS[type(event)]
         if self.stage not in stages:
             return []

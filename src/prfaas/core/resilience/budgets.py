@@ -19,19 +19,16 @@ from prfaas.units import NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class BudgetSettings:
-    """Settings of a budget for repeated work.
-
-    Attributes:
-        ratio: What each request adds.
-        per_s: What each second adds, requests or not.
-        reserve: Most that is saved up: one failure may hit many requests at once.
-        wait_max_ns: Longest that somebody waits for his turn once all is spent.
-    """
+    """Settings of a budget for repeated work."""
 
     ratio: float
+    """What each request adds."""
     per_s: float
+    """What each second adds, requests or not."""
     reserve: float
+    """Most that is saved up: one failure may hit many requests at once."""
     wait_max_ns: int = 0
+    """Longest that somebody waits for his turn once all is spent."""
 
 
 RETRIES = BudgetSettings(ratio=0.2, per_s=10.0, reserve=100.0, wait_max_ns=10 * NS_PER_S)
@@ -62,12 +59,8 @@ class Budget:
         self._balance = min(self._balance + settings.ratio, settings.reserve)
 
     def take(self, now_ns: int) -> int | None:
-        """Take one.
-
-        Returns:
-            How long to wait before it is used, ns, so that a crowd comes spread out; None when all
-            is spent, and then nothing was taken.
-        """
+        """Take one. Returns how long to wait before it is used, ns, so that a crowd comes spread
+        out; None when all is spent, and then nothing was taken."""
         self._fill(now_ns)
         left = self._balance - 1
         per_s, wait_ns = self._settings.per_s, 0
@@ -96,11 +89,8 @@ RESERVE_NS = NS_PER_S
 
 
 class SpareTime:
-    """Accounts of instances.
-
-    Args:
-        names: Instances that only decode; all others have as much time as is asked for.
-    """
+    """Accounts of instances. `names`: Instances that only decode; all others have as much time as
+    is asked for."""
 
     def __init__(self, names: list[str]) -> None:
         self._balance_ns = dict.fromkeys(names, float(RESERVE_NS))

@@ -41,22 +41,19 @@ class BreakerOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """Settings of a breaker: conditions and duration of its opening.
-
-    Attributes:
-        failures_max: Failures in a row that open it.
-        failed_ratio: Share of failures in a window that opens it.
-        outcomes_min: Outcomes that a window needs for its share to count.
-        open_ns: How long it stays open the first time.
-        open_max_ns: Longest that it stays open.
-    """
+    """Settings of a breaker: conditions and duration of its opening."""
 
     failures_max: int = 5
+    """Failures in a row that open it."""
     failed_ratio: float = 0.5
+    """Share of failures in a window that opens it."""
     outcomes_min: int = 20
+    """Outcomes that a window needs for its share to count."""
     window_ns: int = 10 * NS_PER_S
     open_ns: int = NS_PER_S
+    """How long it stays open the first time."""
     open_max_ns: int = 30 * NS_PER_S
+    """Longest that it stays open."""
 
 
 class Breaker:

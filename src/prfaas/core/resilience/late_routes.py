@@ -29,20 +29,16 @@ PATIENCE_NS_MIN = 2 * NS_PER_S
 
 
 class RemotePath(MutableRecord):
-    """A remote path that is under way. Instants and durations in nanoseconds.
-
-    Attributes:
-        started_at_ns: When it was predicted.
-        predicted_ns: Time from there to the first token.
-        deadline_ns: Instant at which the first token should be there; None without a target.
-        link_bytes: What the link has to carry until the end of this request's blocks; None is
-            unknown.
-    """
+    """A remote path that is under way. Instants and durations in nanoseconds."""
 
     started_at_ns: int
+    """When it was predicted."""
     predicted_ns: int
+    """Time from there to the first token."""
     deadline_ns: int | None = None
+    """Instant at which the first token should be there; None without a target."""
     link_bytes: float | None = None
+    """What the link has to carry until the end of this request's blocks; None is unknown."""
     _looked_at_ns: int | None = None
 
     def to_come_ns(self, now_ns: int, bits_per_s: float | None) -> int:

@@ -33,19 +33,16 @@ from prfaas.units import NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class ByteSettings:
-    """Limits of the correction.
-
-    Attributes:
-        num_min: Minimum number of transfers for a factor other than 1.
-        num_remembered: Transfers after which the weight of an old one has fallen to 1/e.
-        factor_max: Bound of the factor; its inverse is the other one.
-        dead_band: Factors between this and its inverse are not applied.
-    """
+    """Limits of the correction."""
 
     num_min: int = 4
+    """Minimum number of transfers for a factor other than 1."""
     num_remembered: int = 32
+    """Transfers after which the weight of an old one has fallen to 1/e."""
     factor_max: float = 10_000.0
+    """Bound of the factor; its inverse is the other one."""
     dead_band: float = 1.25
+    """Factors between this and its inverse are not applied."""
 
 
 class CarriedBytes:
@@ -93,41 +90,34 @@ class CarriedBytes:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSettings:
-    """Limits of a calibration.
-
-    Attributes:
-        num_min: Minimum sample size for a factor other than 1, and for proven predictions.
-        num_remembered: Samples after which the weight of an old one has fallen to 1/e.
-        factor_max: Bound of the factor; its inverse is the other one.
-        dead_band: Factors between this and its inverse are not applied.
-        error_max: Typical error, as a ratio, beyond which predictions count as unproven.
-        noise_ns: Difference between observed and predicted that is taken for noise.
-        stale_after_ns: Time without a sample after which predictions count as unproven.
-        proven_first: Count predictions as proven until samples refute them, for runs whose
-            profiles are exact.
-    """
+    """Limits of a calibration."""
 
     num_min: int = 8
+    """Minimum sample size for a factor other than 1, and for proven predictions."""
     num_remembered: int = 32
+    """Samples after which the weight of an old one has fallen to 1/e."""
     factor_max: float = 10.0
+    """Bound of the factor; its inverse is the other one."""
     dead_band: float = 1.25
+    """Factors between this and its inverse are not applied."""
     error_max: float = 2.0
+    """Typical error, as a ratio, beyond which predictions count as unproven."""
     noise_ns: int = 50_000_000
+    """Difference between observed and predicted that is taken for noise."""
     stale_after_ns: int = 300 * NS_PER_S
+    """Time without a sample after which predictions count as unproven."""
     proven_first: bool = False
+    """Count predictions as proven until samples refute them, for runs whose profiles are exact."""
 
 
 class Expected(Record, frozen=True):
-    """A prediction that waits for its observation.
-
-    Attributes:
-        predicted_ns: Predicted time until decode can begin, with the factor of that moment.
-        predicted_at_ns: When it was predicted.
-    """
+    """A prediction that waits for its observation."""
 
     predicted_ns: int
+    """Predicted time until decode can begin, with the factor of that moment."""
     factor: float
     predicted_at_ns: int
+    """When it was predicted."""
 
 
 class Calibration:

@@ -115,23 +115,19 @@ _WORDS = {
 
 
 class RoutingFacts(Record, frozen=True):
-    """Inputs of a decision at the arrival of a request. Lengths in tokens.
-
-    Attributes:
-        pd_hit_tokens: Usable cached prefix in the PD cluster, for the instance that would prefill.
-        obstacle: What keeps the request from being prefilled remotely; None when nothing does.
-        device_only_tokens: End of `pd_hit_tokens` that is not in the pool of the instance that
-            decodes: it lies in the memory of the one that prefills, or on its host. Negative if
-            that pool has more.
-        away_device_only_tokens: The same of `prfaas_hit_tokens`.
-    """
+    """Inputs of a decision at the arrival of a request. Lengths in tokens."""
 
     num_prompt_tokens: int
     pd_hit_tokens: int = 0
+    """Usable cached prefix in the PD cluster, for the instance that would prefill."""
     prfaas_hit_tokens: int = 0
     obstacle: Reason | None = None
+    """What keeps the request from being prefilled remotely; None when nothing does."""
     device_only_tokens: int = 0
+    """End of `pd_hit_tokens` that is not in the pool of the instance that decodes: it lies in the
+    memory of the one that prefills, or on its host. Negative if that pool has more."""
     remote_device_only_tokens: int = 0
+    """The same of `prfaas_hit_tokens`."""
 
     @property
     def num_new_tokens(self) -> int:
@@ -150,29 +146,26 @@ class RoutingFacts(Record, frozen=True):
 
 
 class Decision(Record, frozen=True):
-    """A decision: the path and its reason.
-
-    Attributes:
-        reason: Why, as a label.
-        num_new_tokens: Incremental length of the rule, tokens.
-        offload_threshold: The threshold it was compared with, tokens.
-        predicted_local_ns: Predicted time to first token of the local path; None if unknown.
-        pull_tokens: Prefix that the other cluster holds and this path takes from it, tokens.
-        unpredicted: Why there are no predictions; None where there are, or where none are asked.
-        detail: What of the reason is known beside; "" is nothing.
-        choice: Costs of all clusters; None unless the policy is `cost`.
-    """
+    """A decision: the path and its reason."""
 
     path: Path
     reason: Reason
+    """Why, as a label."""
     num_new_tokens: int
+    """Incremental length of the rule, tokens."""
     offload_threshold: int
+    """The threshold it was compared with, tokens."""
     predicted_local_ns: int | None = None
+    """Predicted time to first token of the local path; None if unknown."""
     predicted_remote_ns: int | None = None
     pull_tokens: int = 0
+    """Prefix that the other cluster holds and this path takes from it, tokens."""
     unpredicted: Unpredicted | None = None
+    """Why there are no predictions; None where there are, or where none are asked."""
     detail: str = ""
+    """What of the reason is known beside; "" is nothing."""
     choice: OfferChoice | None = None
+    """Costs of all clusters; None unless the policy is `cost`."""
 
     @property
     def explanation(self) -> str:

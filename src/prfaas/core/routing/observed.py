@@ -66,38 +66,32 @@ beyond them no length is taken to be free."""
 
 
 class Observed(NamedTuple):
-    """A request whose first token came.
-
-    Attributes:
-        queued_ns: Nominal work of its instance when it was sent, its own included.
-        error: Logarithm of observed by predicted, absolute; None if nothing similar was seen.
-        at_ns: When it was observed.
-    """
+    """A request whose first token came."""
 
     queued_ns: int
+    """Nominal work of its instance when it was sent, its own included."""
     took_ns: int
     error: float | None
+    """Logarithm of observed by predicted, absolute; None if nothing similar was seen."""
     at_ns: int
+    """When it was observed."""
 
 
 class Estimate(NamedTuple):
-    """Expected time of work, ns.
-
-    Attributes:
-        low_ns: Least that observations allow: the fastest of similar length; without one, what the
-            next length seen took, in all or by token.
-        high_ns: Most that they allow; `ns` if similar lengths were seen.
-        num_near: Observations of similar length.
-        error_ratio: Typical factor, at least 1, between a prediction and its observation.
-        is_current: False if all observations are beyond their lifetime.
-    """
+    """Expected time of work, ns."""
 
     ns: int
     low_ns: int
+    """Least that observations allow: the fastest of similar length; without one, what the next
+    length seen took, in all or by token."""
     high_ns: int
+    """Most that they allow; `ns` if similar lengths were seen."""
     num_near: int
+    """Observations of similar length."""
     error_ratio: float
+    """Typical factor, at least 1, between a prediction and its observation."""
     is_current: bool
+    """False if all observations are beyond their lifetime."""
 
 
 class _Octave:
@@ -123,11 +117,8 @@ class _Octave:
 
 
 class LengthTimes:
-    """Observed times of one cluster.
-
-    Args:
-        settings: Minimum number of observations, their age, and the error that refutes them.
-    """
+    """Observed times of one cluster. `settings`: Minimum number of observations, their age, and the
+    error that refutes them."""
 
     def __init__(self, settings: CalibrationSettings) -> None:
         self._settings = settings
@@ -148,11 +139,8 @@ class LengthTimes:
         return is_recent and self.num_samples >= settings.num_min
 
     def estimate(self, own_ns: int, queued_ns: int, now_ns: int) -> Estimate | None:
-        """Estimate the time of a request; None without observations.
-
-        Args:
-            queued_ns: Nominal work of its instance, this one's included.
-        """
+        """Estimate the time of a request; None without observations. `queued_ns`: Nominal work of
+        its instance, this one's included."""
         own = own_ns.bit_length()
         known = {
             place: octave
@@ -334,11 +322,7 @@ class NominalWork(NamedTuple):
 
 
 class FirstTokens:
-    """Observes first tokens; compares both paths of a request.
-
-    Args:
-        local: Name of the PD cluster.
-    """
+    """Observes first tokens; compares both paths of a request. `local`: Name of the PD cluster."""
 
     def __init__(self, local: str) -> None:
         self._local, self._rates = local, ObservedRates()

@@ -37,27 +37,21 @@ from prfaas.core.routing.predictions import (
 
 @dataclass(frozen=True, slots=True)
 class PullChoice:
-    """A prefix to fetch before prefill.
-
-    Attributes:
-        num_tokens: Tokens beyond what is there already.
-        arrival_ns: From now until it is there.
-    """
+    """A prefix to fetch before prefill."""
 
     num_tokens: int
+    """Tokens beyond what is there already."""
     num_bytes: int
     arrival_ns: int
+    """From now until it is there."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullSettings:
-    """Settings of pulls.
-
-    Attributes:
-        margin_ratio: Gain, as a share of what recomputing takes in all, below which it is not.
-    """
+    """Settings of pulls."""
 
     margin_ratio: float = 0.05
+    """Gain, as a share of what recomputing takes in all, below which it is not."""
     margin_ns: int = 50_000_000
 
 
@@ -201,16 +195,14 @@ class RemotePolicy:
 class PaperPolicy:
     """The paper's rule with a static threshold.
 
-    Attributes:
-        bandwidth: SCARCE judges by the PD cluster's cache alone. ABUNDANT takes the longer of it
-            and the PrfaaS pool, and pulls the latter over the link when it is the longer one.
-
     References:
         arXiv:2604.15039, section on routing.
     """
 
     offload_threshold: int
     bandwidth: Bandwidth = Bandwidth.SCARCE
+    """SCARCE judges by the PD cluster's cache alone. ABUNDANT takes the longer of it and the PrfaaS
+    pool, and pulls the latter over the link when it is the longer one."""
 
     def decide(self, facts: RoutingFacts, found: Prediction) -> Decision:
         """Compare the incremental length with the threshold."""
@@ -228,30 +220,27 @@ class PaperPolicy:
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveSettings:
-    """Settings of the margin for predictions to overrule the threshold.
-
-    Attributes:
-        margin_ratio: Gain, as a share of the usual path's prediction, below which nothing changes.
-        prior_weight: How much more gain a request needs for each factor of e that its length is
-            away from the threshold: long prompts profit most from fast prefill, and a short one
-            in their place costs everybody who waits behind it. The threshold itself follows the
-            requests, see `balance`: a plan that is off loses its weight.
-        hysteresis_ratio: Share of the margins that keeps an overruling going, in (0, 1].
-        ttft_max_ns: Target of the time to first token; None is no target.
-        headroom_ratio: Share of the target that the other path may be predicted to take. Beyond
-            it the threshold stays: what has to be late shall not make the other path late too.
-            Where both paths miss the target, the one that misses it by less is taken.
-        lost_ratio: Targets from which on the usual path counts as lost. Then the other path is
-            filled up to the whole target: its headroom would have no benefit.
-    """
+    """Settings of the margin for predictions to overrule the threshold."""
 
     margin_ratio: float = 0.10
+    """Gain, as a share of the usual path's prediction, below which nothing changes."""
     margin_ns: int = 200_000_000
     prior_weight: float = 0.5
+    """How much more gain a request needs for each factor of e that its length is away from the
+    threshold: long prompts profit most from fast prefill, and a short one in their place costs
+    everybody who waits behind it. The threshold itself follows the requests, see `balance`: a plan
+    that is off loses its weight."""
     hysteresis_ratio: float = 0.5
+    """Share of the margins that keeps an overruling going, in (0, 1]."""
     ttft_max_ns: int | None = None
+    """Target of the time to first token; None is no target."""
     headroom_ratio: float = 0.8
+    """Share of the target that the other path may be predicted to take. Beyond it the threshold
+    stays: what has to be late shall not make the other path late too. Where both paths miss the
+    target, the one that misses it by less is taken."""
     lost_ratio: float = 3.0
+    """Targets from which on the usual path counts as lost. Then the other path is filled up to the
+    whole target: its headroom would have no benefit."""
 
 
 class AdaptivePolicy:

@@ -49,19 +49,16 @@ class CostModel:
 
 
 class LinkState(Record, frozen=True):
-    """Signals of a link that decisions are made from.
-
-    Attributes:
-        bits_per_s: Rate at which it carries what it is promised.
-        backlog_bytes: Bytes promised and not sent yet.
-        rtt_ns: Round trip; 0 is unknown.
-        utilisation: Share of the time between the last two reports in which it was busy, in [0, 1].
-    """
+    """Signals of a link that decisions are made from."""
 
     bits_per_s: float
+    """Rate at which it carries what it is promised."""
     backlog_bytes: int = 0
+    """Bytes promised and not sent yet."""
     rtt_ns: int = 0
+    """Round trip; 0 is unknown."""
     utilisation: float = 0.0
+    """Share of the time between the last two reports in which it was busy, in [0, 1]."""
 
     def drain_ns(self, num_bytes: int = 0) -> float:
         """Time in which it sends its backlog and `num_bytes` more; of a dead link, centuries."""
@@ -70,19 +67,16 @@ class LinkState(Record, frozen=True):
 
 
 class PathSignals(Record, frozen=True):
-    """Queues and link as the gateway knows them; None is unknown or too old to be trusted.
-
-    Attributes:
-        local_wait_ns: Wait for the PD-P instance that is free first.
-        remote_wait_ns: The same in the PrfaaS cluster.
-        link: From the PrfaaS cluster.
-        num_transfers: Transfers that were promised to the link and have not ended.
-    """
+    """Queues and link as the gateway knows them; None is unknown or too old to be trusted."""
 
     local_wait_ns: int | None = None
+    """Wait for the PD-P instance that is free first."""
     remote_wait_ns: int | None = None
+    """The same in the PrfaaS cluster."""
     link: LinkState | None = None
+    """From the PrfaaS cluster."""
     num_transfers: int = 0
+    """Transfers that were promised to the link and have not ended."""
 
     @property
     def link_lag_ns(self) -> float:
@@ -95,44 +89,38 @@ class PathSignals(Record, frozen=True):
 
 
 class PathWork(NamedTuple):
-    """Work of one request on either path.
-
-    Attributes:
-        local_ns: Prefill on a local instance.
-        remote_ns: Prefill on a remote instance; None when it cannot go there.
-        shipped_bytes: What the remote path ships.
-    """
+    """Work of one request on either path."""
 
     num_new_tokens: int
     local_ns: int
+    """Prefill on a local instance."""
     remote_ns: int | None
+    """Prefill on a remote instance; None when it cannot go there."""
     shipped_bytes: int
+    """What the remote path ships."""
 
 
 class Prediction(Record, frozen=True):
-    """Time from now to the first token on each path, ns; None is unknown.
-
-    Attributes:
-        missing: Why one is unknown.
-        computed_ns: Until the end of remote prefill, without link and decode.
-        local_decode_ns: Part of `local_ns` that is the wait for decode.
-        remote_decode_ns: The same of `remote_ns`.
-        pull_tokens: Prefix that the PrfaaS cluster holds and that `local_ns` counts on fetching.
-        bytes_ns: Worth of the bytes that the remote path ships, as time.
-        delay_ns: Delay that these bytes cause to other transfers on the link, in all.
-        work: Prefill and bytes of both paths; None without a cost model.
-    """
+    """Time from now to the first token on each path, ns; None is unknown."""
 
     local_ns: int | None
     remote_ns: int | None
     missing: Unpredicted | None = None
+    """Why one is unknown."""
     computed_ns: int | None = None
+    """Until the end of remote prefill, without link and decode."""
     pull_tokens: int = 0
+    """Prefix that the PrfaaS cluster holds and that `local_ns` counts on fetching."""
     bytes_ns: int = 0
+    """Worth of the bytes that the remote path ships, as time."""
     delay_ns: int = 0
+    """Delay that these bytes cause to other transfers on the link, in all."""
     local_decode_ns: int = 0
+    """Part of `local_ns` that is the wait for decode."""
     remote_decode_ns: int = 0
+    """The same of `remote_ns`."""
     work: PathWork | None = None
+    """Prefill and bytes of both paths; None without a cost model."""
 
     def decode_ns(self, path: Path) -> int:
         """Part of a path's time that is the wait for decode, ns."""
@@ -235,30 +223,27 @@ RESUME_SHIFT = 10
 class Costs(CostModel):
     """Tables that cost one index to read: a cost model, and the simulator's clockwork.
 
-    Beyond its end a table continues as it ends.
-
-    Attributes:
-        local_ns: Prefill time of a PD-P instance by the tokens of a cold prompt; at least 3.
-        remote_ns: The same of a PrfaaS instance.
-        bytes_of: KV bytes by prompt tokens.
-        state_bytes: Part of them that does not depend on the length.
-        overlap: Ship chunk by chunk while computing; else everything after prefill.
-        checkpoint_tokens: Distance of the states that are shipped beside the last; 0 is none.
-            Others than 0 are for `CheckpointCosts`.
-        local_resume_ns: R of a PD-P instance by prefix, an entry each 2**`RESUME_SHIFT` tokens to
-            the end of its other table; the last holds beyond. Empty: the time of no tokens.
-        remote_resume_ns: The same of a PrfaaS instance.
-    """
+    Beyond its end a table continues as it ends."""
 
     local_ns: list[int]
+    """Prefill time of a PD-P instance by the tokens of a cold prompt; at least 3."""
     remote_ns: list[int]
+    """The same of a PrfaaS instance."""
     bytes_of: list[int]
+    """KV bytes by prompt tokens."""
     state_bytes: int
+    """Part of them that does not depend on the length."""
     chunk_tokens: int
     overlap: bool = True
+    """Ship chunk by chunk while computing; else everything after prefill."""
     checkpoint_tokens: int = 0
+    """Distance of the states that are shipped beside the last; 0 is none. Others than 0 are for
+    `CheckpointCosts`."""
     local_resume_ns: Sequence[int] = ()
+    """R of a PD-P instance by prefix, an entry each 2**`RESUME_SHIFT` tokens to the end of its
+    other table; the last holds beyond. Empty: the time of no tokens."""
     remote_resume_ns: Sequence[int] = ()
+    """The same of a PrfaaS instance."""
 
     def local_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
         """Prefill time of a PD-P instance for new tokens after a cached prefix, ns."""
@@ -339,13 +324,10 @@ class Costs(CostModel):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCosts(Costs):
-    """Costs of a model with linear state whose transfers ship checkpoints.
-
-    Attributes:
-        sent_of: Bytes that a transfer ships by prompt tokens, checkpoints included.
-    """
+    """Costs of a model with linear state whose transfers ship checkpoints."""
 
     sent_of: list[int] = field(default_factory=list)
+    """Bytes that a transfer ships by prompt tokens, checkpoints included."""
 
     def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
         """KV bytes beyond a prefix that is there already, the last state, and checkpoints."""
@@ -386,11 +368,8 @@ def _with_states(costs: Costs, num_tokens: int, num_bytes: int, spacing: int) ->
 
 
 class ScaledBytes(CostModel):
-    """Costs of a plan whose bytes are multiplied by a factor; times are the plan's.
-
-    Args:
-        factor: Above 0.
-    """
+    """Costs of a plan whose bytes are multiplied by a factor; times are the plan's. `factor`: Above
+    0."""
 
     __slots__ = ("_costs", "_factor")
 

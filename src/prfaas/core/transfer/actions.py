@@ -104,20 +104,17 @@ class Answer(ReceiverAction, frozen=True):
 
 
 class Keep(ReceiverAction, frozen=True):
-    """Put a block into the store, unless it is barred; report `BlockKept`.
-
-    Attributes:
-        peer: Where it came from.
-        payload: That of `BlockCame`.
-        lease_until_ns: It is not evicted until then; None if no request waits for it.
-        is_pulled: It was fetched from here.
-    """
+    """Put a block into the store, unless it is barred; report `BlockKept`."""
 
     peer: str
+    """Where it came from."""
     payload: Any
+    """That of `BlockCame`."""
     ticket: Ticket
     lease_until_ns: int | None
+    """It is not evicted until then; None if no request waits for it."""
     is_pulled: bool
+    """It was fetched from here."""
 
 
 class Redeliver(ReceiverAction, frozen=True):

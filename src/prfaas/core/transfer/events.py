@@ -17,15 +17,12 @@ from prfaas.records import Record
 
 
 class TransferInput(Record, frozen=True):
-    """Base of all events. One that its transfer has no use for is late, and ends nothing.
-
-    Attributes:
-        peer: Pool at the other end; "" if the event is not of one.
-        transfer_id: The transfer; empty if the event is of several.
-    """
+    """Base of all events. One that its transfer has no use for is late, and ends nothing."""
 
     peer: str = ""
+    """Pool at the other end; "" if the event is not of one."""
     transfer_id: bytes = b""
+    """The transfer; empty if the event is of several."""
 
 
 class ReceiverInput(TransferInput, frozen=True):
@@ -57,22 +54,19 @@ class PullAsked(ReceiverInput, frozen=True):
 
 
 class Granted(TransferInput, frozen=True, kw_only=True):
-    """The ticket allows the transfer: at the receiving end, that which `CheckTicket` named.
-
-    Attributes:
-        named: Blocks that it allows.
-        lifetime_ns: Time limit of the transfer from now on.
-        lacking: Blocks of a pull that are not here; None for an offer.
-        request: That of `CheckTicket`, for a pull; at the sending end, the ticket as it came.
-        asker: That of `PullAsked`.
-    """
+    """The ticket allows the transfer: at the receiving end, that which `CheckTicket` named."""
 
     ticket: Ticket
     named: NamedBlocks
+    """Blocks that it allows."""
     lifetime_ns: int
+    """Time limit of the transfer from now on."""
     lacking: tuple[BlockKey, ...] | None = None
+    """Blocks of a pull that are not here; None for an offer."""
     request: Any = None
+    """That of `CheckTicket`, for a pull; at the sending end, the ticket as it came."""
     asker: Any = None
+    """That of `PullAsked`."""
 
 
 class NotGranted(ReceiverInput, frozen=True, kw_only=True):
@@ -133,15 +127,12 @@ class Released(ReceiverInput, frozen=True):
 
 
 class LinkCame(TransferInput, frozen=True):
-    """A peer is connected anew.
-
-    Attributes:
-        resumes: Transfers that a sender continues; its others are over.
-        epoch: Of the state of a receiver; another one has lost all transfers.
-    """
+    """A peer is connected anew."""
 
     resumes: tuple[bytes, ...] = ()
+    """Transfers that a sender continues; its others are over."""
     epoch: str = ""
+    """Of the state of a receiver; another one has lost all transfers."""
 
 
 class DataDropped(ReceiverInput, frozen=True):

@@ -18,16 +18,13 @@ SENT, RECEIVED = "sent", "received"
 
 @dataclass(frozen=True, slots=True)
 class TicketUse:
-    """A change to ask for: a ticket that was checked is used. Guards raise `TicketRefusedError`.
-
-    Attributes:
-        peer: Pool at the other end.
-        blocks: The list that came with the ticket.
-    """
+    """A change to ask for: a ticket that was checked is used. Guards raise `TicketRefusedError`."""
 
     ticket: Ticket
     peer: str
+    """Pool at the other end."""
     blocks: Manifest
+    """The list that came with the ticket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +36,10 @@ class TicketGranted:
 
 @dataclass(frozen=True, slots=True)
 class TicketRefused:
-    """A ticket does not allow what was asked, perhaps while blocks were moving.
-
-    Attributes:
-        end: "source" or "destination".
-    """
+    """A ticket does not allow what was asked, perhaps while blocks were moving."""
 
     end: str
+    """"source" or "destination"."""
     transfer_id: bytes
     error: TicketRefusedError
 
@@ -61,23 +55,20 @@ class TransferDone:
 
 @dataclass(frozen=True, slots=True)
 class PurgeDone:
-    """Blocks of a source, of a tenant or of a prompt were dropped.
-
-    Attributes:
-        source: Empty for all of a tenant, or a prompt.
-        tenant: Tag; None for all of a source. Its keys were destroyed, unless there is a prefix.
-        prefix: Last hash of a prompt, hexadecimal; empty if all of a source or tenant were dropped.
-        num_transfers: Transfers that were ended; None for a prompt.
-    """
+    """Blocks of a source, of a tenant or of a prompt were dropped."""
 
     gateway: str
     source: str
+    """Empty for all of a tenant, or a prompt."""
     tenant: str | None
+    """Tag; None for all of a source. Its keys were destroyed, unless there is a prefix."""
     is_complete: bool
     num_blocks: int
     num_bytes: int
     prefix: str = ""
+    """Last hash of a prompt, hexadecimal; empty if all of a source or tenant were dropped."""
     num_transfers: int | None = None
+    """Transfers that were ended; None for a prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,43 +37,37 @@ BURST_NS = 50_000_000
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """Weight and rate of a tenant on a link.
-
-    Attributes:
-        weight: Its share against the others'.
-        bytes_per_s: Beyond it the others go first; 0 is no limit.
-    """
+    """Weight and rate of a tenant on a link."""
 
     name: str = ""
     weight: float = 1.0
+    """Its share against the others'."""
     bytes_per_s: int = 0
+    """Beyond it the others go first; 0 is no limit."""
 
 
 @dataclass(eq=False, slots=True)
 class OutgoingBlock:
-    """A block to be sent for a transfer.
-
-    Attributes:
-        name: Layout id and key.
-        digest: Over name and bytes.
-        data: Its bytes.
-        is_inherited: True if it came here from elsewhere, or was computed from such a block.
-        form: Rounded form in which it goes; None if no bit may be lost.
-        stream: That form, once its first fragment was taken.
-        has_arrived: True if it is acknowledged, or not wanted any more.
-        born_s: Unix time at which it was computed (`core/cache/eviction.py`).
-    """
+    """A block to be sent for a transfer."""
 
     transfer_id: bytes
     name: BlockName
+    """Layout id and key."""
     digest: bytes
+    """Over name and bytes."""
     data: bytes | bytearray | memoryview
+    """Its bytes."""
     tenant: TenantShare = TenantShare()
     is_inherited: bool = False
+    """True if it came here from elsewhere, or was computed from such a block."""
     form: Form | None = None
+    """Rounded form in which it goes; None if no bit may be lost."""
     stream: bytes | bytearray | None = None
+    """That form, once its first fragment was taken."""
     has_arrived: bool = False
+    """True if it is acknowledged, or not wanted any more."""
     born_s: int = 0
+    """Unix time at which it was computed (`core/cache/eviction.py`)."""
 
     @property
     def wire_bytes(self) -> int:
@@ -130,11 +124,8 @@ class _Lane:
 class LinkShare:
     """Shares a link between transfers, and remembers what is in flight.
 
-    A take costs time in proportion to the transfers that have something to send.
-
-    Args:
-        fragment_bytes: Largest fragment; may be changed at any time.
-    """
+    A take costs time in proportion to the transfers that have something to send. `fragment_bytes`:
+    Largest fragment; may be changed at any time."""
 
     def __init__(self, fragment_bytes: int) -> None:
         self.fragment_bytes = self.first_fragment_bytes = fragment_bytes
@@ -214,11 +205,7 @@ class LinkShare:
 
     def take(self, connection: int, now_ns: int = 0) -> Fragment | None:
         """Return the next fragment of a connection; it counts as in flight; returns none if there
-        is nothing to send.
-
-        Args:
-            now_ns: Monotonic; what tenants' rates are measured by.
-        """
+        is nothing to send. `now_ns`: Monotonic; what tenants' rates are measured by."""
         while (lane := self._next_lane(now_ns)) is not None:
             fragment = self._cut(lane)
             lane.waiting_bytes -= fragment.num_bytes

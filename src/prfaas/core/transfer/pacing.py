@@ -65,25 +65,19 @@ BOUND = 0.74
 
 
 class Pace(NamedTuple):
-    """Result of a measurement.
-
-    Attributes:
-        bits_per_s: The ceiling from now on; 0 is no ceiling.
-        restart: True if congestion control should restart.
-        renew: True if that of the connection whose turn it is should.
-    """
+    """Result of a measurement."""
 
     bits_per_s: int
+    """The ceiling from now on; 0 is no ceiling."""
     restart: bool = False
+    """True if congestion control should restart."""
     renew: bool = False
+    """True if that of the connection whose turn it is should."""
 
 
 class Pacer:
-    """The ceiling of one link.
-
-    Args:
-        budget_bits_per_s: The operator's limit; the ceiling is never above it. 0 is no limit.
-    """
+    """The ceiling of one link. `budget_bits_per_s`: The operator's limit; the ceiling is never
+    above it. 0 is no limit."""
 
     def __init__(self, budget_bits_per_s: int = 0) -> None:
         self._budget = budget_bits_per_s

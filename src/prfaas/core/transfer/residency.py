@@ -26,15 +26,12 @@ _NONE: Regions = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Where blocks rest, and where they may.
-
-    Attributes:
-        clusters: Footprint of each cluster. Without any, no tenant is limited.
-        tenants: Allowed regions of each tenant that is limited; others are allowed in all.
-    """
+    """Where blocks rest, and where they may."""
 
     clusters: Mapping[str, Regions] = field(default_factory=dict)
+    """Footprint of each cluster. Without any, no tenant is limited."""
     tenants: Mapping[str, Regions] = field(default_factory=dict)
+    """Allowed regions of each tenant that is limited; others are allowed in all."""
 
     def outside(self, tenant: str, cluster: str) -> Regions:
         """Regions of a cluster's footprint that a tenant excludes; none if it may use it."""

@@ -50,13 +50,10 @@ IDLE_SHARE = 0.1
 
 
 class Lease(NamedTuple):
-    """Permission to send.
-
-    Attributes:
-        bits_per_s: Rate of all links of the holder together.
-    """
+    """Permission to send."""
 
     bits_per_s: int
+    """Rate of all links of the holder together."""
     for_ns: int
 
 
@@ -84,14 +81,8 @@ def demand(backlog_bytes: int, goodput_bits_per_s: int) -> float:
 
 def allocate(budget_bits_per_s: int, demands: Mapping[str, float]) -> dict[str, int]:
     """Divide a budget by max-min fairness: nobody can have more without taking it from one that has
-    less.
-
-    Args:
-        demands: Rates that holders ask for.
-
-    Returns:
-        Rates whose sum is at most the budget. What nobody asks for is divided equally.
-    """
+    less. `demands`: Rates that holders ask for. Returns rates whose sum is at most the budget. What
+    nobody asks for is divided equally."""
     if not demands:
         return {}
     least = IDLE_SHARE * budget_bits_per_s / len(demands)
@@ -107,19 +98,16 @@ def allocate(budget_bits_per_s: int, demands: Mapping[str, float]) -> dict[str, 
 
 @dataclass(slots=True)
 class _Holder:
-    """A pool node.
-
-    Attributes:
-        heard_at_ns: When the last ping was sent that it answered.
-        demand: Of its last report, bits a second.
-        leases: The last lease that it confirmed, and later ones, by the time when each was sent.
-        ends_at_ns: When the first of these ends, unless the holder has a later one.
-    """
+    """A pool node."""
 
     heard_at_ns: int
+    """When the last ping was sent that it answered."""
     demand: float = 0.0
+    """Of its last report, bits a second."""
     leases: dict[int, Lease] = field(default_factory=dict)
+    """The last lease that it confirmed, and later ones, by the time when each was sent."""
     ends_at_ns: int = 0
+    """When the first of these ends, unless the holder has a later one."""
 
 
 class LeaseBook:
@@ -141,12 +129,9 @@ class LeaseBook:
         self._begins_at_ns = now_ns + LEASE_NS
 
     def heard(self, name: str, wanted_bits_per_s: float, heard_at_ns: int) -> None:
-        """Record the last report of a holder; of other names nothing.
-
-        Args:
-            heard_at_ns: When the last ping was sent that it answered. This confirms the lease of
-                that very time: an earlier one may have been lost with its connection.
-        """
+        """Record the last report of a holder; of other names nothing. `heard_at_ns`: When the last
+        ping was sent that it answered. This confirms the lease of that very time: an earlier one
+        may have been lost with its connection."""
         if (holder := self._holders.get(name)) is not None:
             self._never_heard.discard(name)
             holder.heard_at_ns, holder.demand = heard_at_ns, wanted_bits_per_s
@@ -218,11 +203,8 @@ class LeaseBook:
 
 
 class HeldLeases:
-    """Leases of a pool node, by the gateway that gave them.
-
-    Args:
-        num_holders: Pool nodes of the site.
-    """
+    """Leases of a pool node, by the gateway that gave them. `num_holders`: Pool nodes of the
+    site."""
 
     def __init__(self, budget_bits_per_s: int, num_holders: int) -> None:
         self._budget = budget_bits_per_s

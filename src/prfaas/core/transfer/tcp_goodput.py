@@ -63,33 +63,27 @@ class CongestionControl(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TcpPath:
-    """A path between two clusters.
-
-    Args:
-        bits_per_s: What transfers can use of it without loss, above 0.
-        rtt_s: Round trip, s, 0 or more.
-        loss: Share of segments that the path loses at random, in [0, 1).
-    """
+    """A path between two clusters."""
 
     bits_per_s: float
+    """What transfers can use of it without loss, above 0."""
     rtt_s: float = 0.0
+    """Round trip, s, 0 or more."""
     loss: float = 0.0
+    """Share of segments that the path loses at random, in [0, 1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TcpEnds:
-    """Both ends of a link.
-
-    Args:
-        num_nodes: Pool nodes that send side by side, at least 1; each has connections of its own.
-        connections: Data connections of a node; 0 is as many as a node opens by itself.
-        window_bytes: What a connection may have under way.
-    """
+    """Both ends of a link."""
 
     num_nodes: int = 1
+    """Pool nodes that send side by side, at least 1; each has connections of its own."""
     connections: int = 0
+    """Data connections of a node; 0 is as many as a node opens by itself."""
     control: CongestionControl = CongestionControl.BBR
     window_bytes: float = WINDOW_BYTES
+    """What a connection may have under way."""
 
     @property
     def alone(self) -> TcpEnds:
@@ -175,25 +169,19 @@ def _at_rtt(rtt_s: float, shares: tuple[float, ...]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Conditions under which transfers of this project were measured.
-
-    Args:
-        node_bits_per_s: Highest goodput of one pool node over a path with a round trip.
-        in_flight_bytes: Most that one pool node had under way: its goodput times the round trip.
-    """
+    """Conditions under which transfers of this project were measured."""
 
     rtt_s: float
     loss: float
     node_bits_per_s: float
+    """Highest goodput of one pool node over a path with a round trip."""
     in_flight_bytes: float
+    """Most that one pool node had under way: its goodput times the round trip."""
     controls: frozenset[CongestionControl]
 
     def gaps(self, path: TcpPath, transport: TcpEnds, link_bits_per_s: float) -> list[str]:
-        """Return the requirements of a link beyond the measurements, as text.
-
-        Args:
-            link_bits_per_s: What the link has to carry.
-        """
+        """Return the requirements of a link beyond the measurements, as text. `link_bits_per_s`:
+        What the link has to carry."""
         each = link_bits_per_s / transport.num_nodes
         in_flight = each * path.rtt_s / BITS_PER_BYTE
         beyond = {
@@ -224,21 +212,18 @@ BBR = "bbr"
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Measurement of a number of connections together.
-
-    Attributes:
-        goodput_bits_per_s: Bytes that the other end acknowledged.
-        loaded_rtt_ns: Smoothed round trip under load, mean of all connections.
-        segments: Sent while it was measured.
-        retransmits: Of these, sent again.
-    """
+    """Measurement of a number of connections together."""
 
     num_connections: int
     goodput_bits_per_s: int
+    """Bytes that the other end acknowledged."""
     rtt_ns: int
     loaded_rtt_ns: int
+    """Smoothed round trip under load, mean of all connections."""
     segments: int
+    """Sent while it was measured."""
     retransmits: int
+    """Of these, sent again."""
 
     @property
     def retransmit_ratio(self) -> float:
@@ -248,15 +233,12 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class SendingHost:
-    """Limits of the sending host.
-
-    Attributes:
-        congestion_control: Live on the connections.
-        send_buffer_bytes_max: Limit of the kernel on the send buffer of a connection.
-    """
+    """Limits of the sending host."""
 
     congestion_control: str
+    """Live on the connections."""
     send_buffer_bytes_max: int
+    """Limit of the kernel on the send buffer of a connection."""
 
 
 def best_of(probes: Sequence[Probe]) -> Probe:
@@ -279,11 +261,8 @@ def budget_for(probes: Sequence[Probe]) -> int:
 
 
 def advise(probes: Sequence[Probe], host: SendingHost) -> list[str]:
-    """Advice for the operator, one or two sentences for each point.
-
-    Args:
-        host: Where they were sent from.
-    """
+    """Advice for the operator, one or two sentences for each point. `host`: Where they were sent
+    from."""
     best = best_of(probes)
     advice = [
         f"connections = {best.num_connections} is enough for what this path has to give",

@@ -79,42 +79,39 @@ class TicketRefusedError(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Permission for one transfer.
-
-    Attributes:
-        transfer_id: 16 random bytes; also the nonce.
-        tenant: Opaque class of the tenant whose blocks move; nothing to reach them with.
-        layout_id: The layout of all blocks.
-        source: Name of the pool that sends.
-        destination: Name of the pool that receives.
-        blocks: Digest of the list of blocks that may move (`core/kv/shipping.py`), 32 bytes.
-        bytes_max: Payload bytes of all blocks together.
-        expires_at_ns: When it ends, nanoseconds of Unix time.
-        weight: The tenant's share of a link against the others'.
-        bytes_per_s: What the tenant's transfers may take of a link before they have to wait for the
-            others'; 0 is no limit.
-        trace: W3C context of the span that the transfer belongs to; empty if nobody records it.
-        regions: Regions that the tenant's blocks may be in; none in deployments without regions.
-        quality: Quality class of the blocks: what may be lost of them on the way.
-        signer: Name of the gateway that signed it, once that was checked.
-        signer_regions: Regions that its certificate lets it sign for.
-    """
+    """Permission for one transfer."""
 
     transfer_id: bytes
+    """16 random bytes; also the nonce."""
     tenant: str
+    """Opaque class of the tenant whose blocks move; nothing to reach them with."""
     layout_id: bytes
+    """The layout of all blocks."""
     source: str
+    """Name of the pool that sends."""
     destination: str
+    """Name of the pool that receives."""
     blocks: bytes
+    """Digest of the list of blocks that may move (`core/kv/shipping.py`), 32 bytes."""
     bytes_max: int
+    """Payload bytes of all blocks together."""
     expires_at_ns: int
+    """When it ends, nanoseconds of Unix time."""
     weight: float = 1.0
+    """The tenant's share of a link against the others'."""
     bytes_per_s: int = 0
+    """What the tenant's transfers may take of a link before they have to wait for the others'; 0 is
+    no limit."""
     trace: str = ""
+    """W3C context of the span that the transfer belongs to; empty if nobody records it."""
     regions: frozenset[str] = frozenset()
+    """Regions that the tenant's blocks may be in; none in deployments without regions."""
     quality: Quality = Quality.LOSSLESS
+    """Quality class of the blocks: what may be lost of them on the way."""
     signer: str = field(default="", compare=False)
+    """Name of the gateway that signed it, once that was checked."""
     signer_regions: frozenset[str] = field(default=frozenset(), compare=False)
+    """Regions that its certificate lets it sign for."""
 
 
 def check_ticket(
@@ -184,19 +181,16 @@ def unnamed(key: BlockKey) -> TicketRefusedError:
 
 @dataclass(frozen=True)
 class Prefix(Sequence[bytes]):
-    """The beginning of a prompt: at every boundary the hash that names all before it.
-
-    Attributes:
-        layout: Of its blocks.
-        hashes: Hash chain, up to where it ends.
-        tenant: Name of the tenant of the prefix.
-        quality: Class of its blocks.
-    """
+    """The beginning of a prompt: at every boundary the hash that names all before it."""
 
     layout: Layout
+    """Of its blocks."""
     hashes: Sequence[bytes]
+    """Hash chain, up to where it ends."""
     tenant: str
+    """Name of the tenant of the prefix."""
     quality: Quality = Quality.LOSSLESS
+    """Class of its blocks."""
 
     @property
     def step(self) -> int:

@@ -112,40 +112,37 @@ ENDS = frozenset({_S.COMMITTED, _S.REFUSED, _S.ABORTED, _S.EXPIRED})
 
 @dataclass(slots=True)
 class Transfer:
-    """One end's view of a transfer.
-
-    Attributes:
-        transfer_id: 16 random bytes, chosen by the gateway.
-        peer: Name of the pool at the other end.
-        opened_at_ns: Time of its first message at this end.
-        layout_id: The layout of all its blocks.
-        bytes_max: Payload bytes that its ticket allows.
-        state: Where it is in its life.
-        end: How it ended; None while open.
-        detail: More of how it ended, for people; may be empty.
-        num_blocks: Blocks moved so far.
-        num_bytes: Payload bytes moved so far.
-        last_block_at_ns: When the last block was moved; 0 before the first.
-        num_missing: Blocks of a pull that the source does not have.
-        trace: W3C context of its ticket; empty if nobody traces it.
-        first_block_at_ns: When the first block was moved; 0 before it.
-    """
+    """One end's view of a transfer."""
 
     transfer_id: bytes
+    """16 random bytes, chosen by the gateway."""
     peer: str
+    """Name of the pool at the other end."""
     opened_at_ns: int
+    """Time of its first message at this end."""
     deadline_ns: int
     layout_id: bytes = b""
+    """The layout of all its blocks."""
     bytes_max: int = 0
+    """Payload bytes that its ticket allows."""
     state: TransferState = TransferState.OFFERED
+    """Where it is in its life."""
     end: TransferEnd | None = None
+    """How it ended; None while open."""
     detail: str = ""
+    """More of how it ended, for people; may be empty."""
     num_blocks: int = 0
+    """Blocks moved so far."""
     num_bytes: int = 0
+    """Payload bytes moved so far."""
     last_block_at_ns: int = 0
+    """When the last block was moved; 0 before the first."""
     num_missing: int = 0
+    """Blocks of a pull that the source does not have."""
     trace: str = ""
+    """W3C context of its ticket; empty if nobody traces it."""
     first_block_at_ns: int = 0
+    """When the first block was moved; 0 before it."""
 
     @property
     def is_open(self) -> bool:
@@ -168,11 +165,8 @@ class Transfer:
             self.first_block_at_ns = now_ns
 
     def apply(self, event: TransferEvent | TransferEnd, detail: str = "") -> bool:
-        """Advance the state, or end the transfer.
-
-        Returns:
-            Whether the state changed; False for what is late or comes a second time.
-        """
+        """Advance the state, or end the transfer. Returns whether the state changed; False for what
+        is late or comes a second time."""
         following = TRANSITIONS.get((self.state, event))
         if following is None:
             return False

@@ -39,17 +39,14 @@ _ROWS_OF_TOKENS = frozenset(
 
 
 class KernelPages(msgspec.Struct, frozen=True):
-    """The order of a layer's pages, as the rank that holds them sees it.
-
-    Attributes:
-        pieces: Kernel blocks of a page. An attention backend that cannot read a page as a whole
-            has it as so many blocks of its own, one after the other, each with a run of the tokens.
-        order: Axes of a kernel block, outermost first: heads `H`, tokens `N`, content `C`; those
-            of length 1 are left out.
-    """
+    """The order of a layer's pages, as the rank that holds them sees it."""
 
     pieces: int
+    """Kernel blocks of a page. An attention backend that cannot read a page as a whole has it as so
+    many blocks of its own, one after the other, each with a run of the tokens."""
     order: str
+    """Axes of a kernel block, outermost first: heads `H`, tokens `N`, content `C`; those of length
+    1 are left out."""
 
     @property
     def words(self) -> str:
@@ -57,11 +54,8 @@ class KernelPages(msgspec.Struct, frozen=True):
         return f"{self.pieces} kernel blocks in the order {self.order}"
 
     def words_of(self, spec: Any) -> str:
-        """Everything that determines the order of the bytes in a page of a layer.
-
-        Args:
-            spec: vLLM's description of the layer.
-        """
+        """Everything that determines the order of the bytes in a page of a layer. `spec`: vLLM's
+        description of the layer."""
         if _is_latent(spec):
             return "rows of tokens" if _has_rows_of_tokens(spec) else self.words
         return self.words if self.order.startswith("H") else "rows of tokens"
@@ -69,25 +63,22 @@ class KernelPages(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Division of a model among the ranks of an engine.
-
-    Attributes:
-        tp_size: Ranks of tensor parallelism.
-        kv_heads: KV heads of the whole model.
-        cache_layout: Physical order of the cache, such as `LBNHC`; None if vLLM has none.
-        state_groups: Groups of Mamba-2's B and C in the whole model; None if it has none.
-        num_pages: Pages of attention that make a block; their tokens follow each other.
-        key_order: Order of keys in a head of a head-major page.
-        pieces: Kernel blocks of a page.
-    """
+    """Division of a model among the ranks of an engine."""
 
     tp_size: int
+    """Ranks of tensor parallelism."""
     kv_heads: int
+    """KV heads of the whole model."""
     cache_layout: str | None
+    """Physical order of the cache, such as `LBNHC`; None if vLLM has none."""
     state_groups: int | None = None
+    """Groups of Mamba-2's B and C in the whole model; None if it has none."""
     num_pages: int = 1
+    """Pages of attention that make a block; their tokens follow each other."""
     key_order: str = BESIDE_VALUES
+    """Order of keys in a head of a head-major page."""
     pieces: int = 1
+    """Kernel blocks of a page."""
 
     @property
     def num_runs(self) -> int:
@@ -97,11 +88,7 @@ class Division:
 
 def layer_parts(spec: Any, division: Division) -> LayerParts:
     """Return the parts of a layer; CannotConvertError if the layer's kind or shape is not known
-    well enough.
-
-    Args:
-        spec: vLLM's description of the layer at one rank (`KVCacheSpec`).
-    """
+    well enough. `spec`: vLLM's description of the layer at one rank (`KVCacheSpec`)."""
     if hasattr(spec, "shapes"):
         return _state(spec, division)
     if not hasattr(spec, "head_size"):

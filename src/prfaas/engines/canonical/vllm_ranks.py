@@ -91,19 +91,16 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Identity of a file of host memory.
-
-    Attributes:
-        host: Host name, for messages.
-        boot: Identity of the running kernel.
-        device: Number of the file system.
-        inode: Number of the file.
-    """
+    """Identity of a file of host memory."""
 
     host: str
+    """Host name, for messages."""
     boot: str
+    """Identity of the running kernel."""
     device: int
+    """Number of the file system."""
     inode: int
+    """Number of the file."""
 
     @property
     def file(self) -> tuple[str, int, int]:
@@ -117,15 +114,12 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class RankReport(msgspec.Struct, frozen=True):
-    """Report of a rank.
-
-    Attributes:
-        memory: The host memory that it copies to and from.
-        pages: Pages of its layers with attention, by layer.
-    """
+    """Report of a rank."""
 
     memory: Memory
+    """The host memory that it copies to and from."""
     pages: dict[str, KernelPages]
+    """Pages of its layers with attention, by layer."""
 
 
 def memory_of(found: os.stat_result) -> Memory:
@@ -136,12 +130,8 @@ def memory_of(found: os.stat_result) -> Memory:
 def kernel_pages(
     kv_cache_config: KVCacheConfig, caches: Mapping[str, Any]
 ) -> dict[str, KernelPages]:
-    """Return the order of a rank's pages, by layer.
-
-    Args:
-        caches: The cache of each layer, `[B, H, N, C]` with B in kernel blocks, as vLLM registers
-            it.
-    """
+    """Return the order of a rank's pages, by layer. `caches`: The cache of each layer, `[B, H, N,
+    C]` with B in kernel blocks, as vLLM registers it."""
     found: dict[str, KernelPages] = {}
     for number, group in enumerate(kv_cache_config.kv_cache_groups):
         for layer, spec in zip(

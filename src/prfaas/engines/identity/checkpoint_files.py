@@ -35,21 +35,18 @@ PAUSE_NS = 10 * 10**9
 
 @dataclass(slots=True)
 class ReadProgress:
-    """Counts of files that were read, and of files whose digest was kept since an earlier start.
-
-    Attributes:
-        num_files: Files that were read.
-        num_bytes: Bytes of these files.
-        read_ns: Time that this took.
-        num_kept: Files whose kept digest was used.
-        is_kept: False if digests cannot be stored, so that every start reads all files.
-    """
+    """Counts of files that were read, and of files whose digest was kept since an earlier start."""
 
     num_files: int = 0
+    """Files that were read."""
     num_bytes: int = 0
+    """Bytes of these files."""
     read_ns: int = 0
+    """Time that this took."""
     num_kept: int = 0
+    """Files whose kept digest was used."""
     is_kept: bool = True
+    """False if digests cannot be stored, so that every start reads all files."""
     now_ns: Callable[[], int] = field(default=time.monotonic_ns, repr=False)
 
     def file(self, name: str, size: int) -> FileProgress:

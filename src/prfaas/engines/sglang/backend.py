@@ -56,21 +56,18 @@ _OF_SGLANG = "backend_name, module_path, class_name, interface_v1, allocator"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the backend.
-
-    Attributes:
-        prfaas_pool: The pool node's unix socket.
-        prfaas_engine: Name of the engine in the deployment.
-        prfaas_wait_s: Time limit of a call, seconds; afterwards its pages are missing.
-        prfaas_unproven_pools: Accept models with state or windows besides full attention.
-        interface_v1: Has to be set: SGLang copies pages itself otherwise.
-    """
+    """Settings of the backend."""
 
     prfaas_pool: Annotated[str, msgspec.Meta(min_length=1)]
+    """The pool node's unix socket."""
     prfaas_engine: Name
+    """Name of the engine in the deployment."""
     prfaas_wait_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = WAIT_S
+    """Time limit of a call, seconds; afterwards its pages are missing."""
     prfaas_unproven_pools: bool = False
+    """Accept models with state or windows besides full attention."""
     interface_v1: int | bool = 0
+    """Has to be set: SGLang copies pages itself otherwise."""
 
     @property
     def pool(self) -> Path:
@@ -106,15 +103,12 @@ def read_settings(extra_config: Mapping[str, Any] | None) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class PoolHits:
-    """Pages that a pool besides attention has.
-
-    Attributes:
-        has: For each page whether the pool has it.
-        trailing: The last pages of a prefix that are needed; 0 if all are.
-    """
+    """Pages that a pool besides attention has."""
 
     has: Sequence[bool]
+    """For each page whether the pool has it."""
     trailing: int = 0
+    """The last pages of a prefix that are needed; 0 if all are."""
 
     def restorable(self, num_pages: int) -> set[int]:
         """Lengths, pages, up to `num_pages` that this pool can restore."""
@@ -130,17 +124,14 @@ class PoolHits:
 
 @dataclass(frozen=True, slots=True)
 class SglangPrefixHits:
-    """Result of a query, as SGLang's `PoolTransferResult` has it.
-
-    Attributes:
-        num_pages: The longest prefix that all pools can restore.
-        by_pool: The longest that each can, 0 left out; a pool that was not reached is left out.
-        restorable: All lengths that all pools can restore.
-    """
+    """Result of a query, as SGLang's `PoolTransferResult` has it."""
 
     num_pages: int
+    """The longest prefix that all pools can restore."""
     by_pool: dict[str, int]
+    """The longest that each can, 0 left out; a pool that was not reached is left out."""
     restorable: list[int]
+    """All lengths that all pools can restore."""
 
 
 def leading(flags: Sequence[bool]) -> int:

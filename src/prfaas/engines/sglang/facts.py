@@ -63,10 +63,7 @@ def check_version() -> str:
 
 def resolved_configuration() -> dict[str, Any]:
     """Return SGLang's configuration of this process by dotted name, after all its rules.
-
-    Raises:
-        ConfigError: This process serves no model.
-    """
+    `ConfigError`: This process serves no model."""
     from sglang.srt.runtime_context import get_context
 
     try:

@@ -29,19 +29,16 @@ ALLOCATOR = '"allocator": "shm"'
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """Where the pages of a host pool lie in its file.
-
-    Attributes:
-        descriptor: Of the file; SGLang's.
-        stride: Distance of two pages, bytes.
-        parts: Offset and length of the parts of the first page, bytes, in SGLang's order.
-    """
+    """Where the pages of a host pool lie in its file."""
 
     descriptor: int
+    """Of the file; SGLang's."""
     page_tokens: int
     num_pages: int
     stride: int
+    """Distance of two pages, bytes."""
     parts: tuple[tuple[int, int], ...]
+    """Offset and length of the parts of the first page, bytes, in SGLang's order."""
 
     @property
     def page_bytes(self) -> int:
@@ -73,14 +70,8 @@ class HostRows:
 
 
 def host_rows(pool: Any, name: str) -> HostRows:
-    """Describe a host pool of SGLang (`HostKVCache`).
-
-    Args:
-        name: Of the pool, for messages.
-
-    Raises:
-        ConfigError: It is not in shared memory, or its pages do not lie at equal distances in it.
-    """
+    """Describe a host pool of SGLang (`HostKVCache`). `name`: Of the pool, for messages.
+    `ConfigError`: It is not in shared memory, or its pages do not lie at equal distances in it."""
     descriptor = getattr(pool, "fd", None)
     if descriptor is None:
         raise ConfigError(
@@ -160,11 +151,7 @@ def check_nodes(num_nodes: int) -> None:
 
 def check_features(values: Mapping[str, Any]) -> None:
     """Refuse features whose pages mean something that their names do not say; ConfigError if there
-    is one.
-
-    Args:
-        values: SGLang's resolved configuration by dotted name.
-    """
+    is one. `values`: SGLang's resolved configuration by dotted name."""
     if values.get("spec.speculative_algorithm"):
         raise ConfigError(
             f"speculative decoding ({values['spec.speculative_algorithm']}) names pages by pairs "
@@ -184,14 +171,11 @@ def check_features(values: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """The layout of all ranks, and the groups of this one.
-
-    Attributes:
-        own: This rank's group by pool.
-    """
+    """The layout of all ranks, and the groups of this one."""
 
     layout: Layout
     own: Mapping[str, int]
+    """This rank's group by pool."""
 
 
 def page_layout(

@@ -22,49 +22,43 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """Settings that all instances of a process share.
-
-    Attributes:
-        model: Name of the served model; has to show that it is a timing engine's.
-        model_path: Checkpoint directory, for its tokenizer.
-        plan: Plan file with the profiles.
-        cluster: PrfaaS cluster of the plan; None for the PD cluster.
-        engines: Where each instance listens, by name. Those of one address (not of port 0) are the
-            data-parallel ranks of an engine, in this order.
-        kv_events: Where each sends KV events, and replays them, by name.
-        pool: Unix socket of the pool node; None without.
-        host_memory: Bytes that each shares with the pool node.
-        time_scale: Seconds of the wall clock for a second of the profile.
-        bytes_scale: Size of blocks, as a share of the real one.
-        cache_tokens: Size of each prefix cache, tokens.
-        max_model_len: Longest sequence, tokens.
-        stream_interval: Tokens per chunk of a stream, after the first.
-        hash_scheme: Names of blocks, and with it the kind of engine: vLLM or SGLang.
-    """
+    """Settings that all instances of a process share."""
 
     model: str
+    """Name of the served model; has to show that it is a timing engine's."""
     model_path: str
+    """Checkpoint directory, for its tokenizer."""
     plan: Path
+    """Plan file with the profiles."""
     cluster: str | None
+    """PrfaaS cluster of the plan; None for the PD cluster."""
     engines: Mapping[str, Address]
+    """Where each instance listens, by name. Those of one address (not of port 0) are the
+    data-parallel ranks of an engine, in this order."""
     kv_events: Mapping[str, tuple[str, str | None]]
+    """Where each sends KV events, and replays them, by name."""
     pool: Path | None
+    """Unix socket of the pool node; None without."""
     host_memory: int
+    """Bytes that each shares with the pool node."""
     time_scale: float
+    """Seconds of the wall clock for a second of the profile."""
     bytes_scale: float
+    """Size of blocks, as a share of the real one."""
     block_tokens: int
     cache_tokens: int
+    """Size of each prefix cache, tokens."""
     max_model_len: int
+    """Longest sequence, tokens."""
     stream_interval: int
+    """Tokens per chunk of a stream, after the first."""
     hash_scheme: HashScheme = HashScheme.SHA256_CBOR
+    """Names of blocks, and with it the kind of engine: vLLM or SGLang."""
 
 
 class InstanceHost:
-    """Runs instances.
-
-    Raises:
-        ConfigError: The model's name does not contain "timing", or plan or tokenizer are missing.
-    """
+    """Runs instances. `ConfigError`: The model's name does not contain "timing", or plan or
+    tokenizer are missing."""
 
     def __init__(self, settings: HostSettings) -> None:
         if TIMING_MARK not in settings.model.lower():

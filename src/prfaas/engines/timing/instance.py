@@ -23,28 +23,25 @@ from prfaas.units import NS_PER_S
 
 @dataclass(slots=True, eq=False)
 class PromptWork:
-    """A prompt that an instance works on.
-
-    Attributes:
-        num_output_max: Tokens of each answer.
-        cache_salt: Mixed into the names of its blocks.
-        order: Its instructions about transfers.
-        interval: Tokens of each answer between two events.
-        hashes: Hash chain of the prompt.
-        stain: Stain of its blocks so far.
-        is_void: True if its blocks were dropped since: none of its blocks is stored any more.
-    """
+    """A prompt that an instance works on."""
 
     request: str
     tokens: list[int]
     num_output_max: int
+    """Tokens of each answer."""
     width: int = 1
     cache_salt: str | None = None
+    """Mixed into the names of its blocks."""
     order: Order | None = None
+    """Its instructions about transfers."""
     interval: int = 1
+    """Tokens of each answer between two events."""
     hashes: list[bytes] = field(default_factory=list)
+    """Hash chain of the prompt."""
     stain: bytes = CLEAN
+    """Stain of its blocks so far."""
     is_void: bool = False
+    """True if its blocks were dropped since: none of its blocks is stored any more."""
     sequence: Sequence = field(default_factory=lambda: Sequence(0, 1))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -63,12 +60,7 @@ class PromptWork:
 
 @dataclass(slots=True)
 class Counts:
-    """Counters since the start.
-
-    Attributes:
-        late_ns: How far the event loop was behind the profile at most, ns of the wall clock.
-        late_sum_ns: The same of all steps together.
-    """
+    """Counters since the start."""
 
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -79,7 +71,9 @@ class Counts:
     stained: int = 0
     steps: int = 0
     late_ns: int = 0
+    """How far the event loop was behind the profile at most, ns of the wall clock."""
     late_sum_ns: int = 0
+    """The same of all steps together."""
 
 
 class TimedInstance:
@@ -137,11 +131,8 @@ class TimedInstance:
         return self.scheduler.num_waiting + self.num_loading
 
     async def generate(self, work: PromptWork) -> AsyncIterator[int]:
-        """Compute a prompt and its answers.
-
-        Yields:
-            Tokens of each answer so far, whenever there are more. Leaving early gives it up.
-        """
+        """Compute a prompt and its answers. Yields tokens of each answer so far, whenever there are
+        more. Leaving early gives it up."""
         work.hashes = self._chain(work.tokens, work.cache_salt)
         if self.tier is not None:
             self.tier.begin(work.request, work.order, work.hashes)

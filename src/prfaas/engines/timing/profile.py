@@ -18,22 +18,19 @@ from prfaas.planner.model.kv_geometry import KvGeometry
 
 @dataclass(frozen=True, slots=True)
 class InstanceProfile:
-    """Profile of one instance.
-
-    Attributes:
-        costs: Prefill time and KV bytes by tokens; both of its prefill tables are this instance's.
-        step_ns: Decode step time by batch and mean context.
-        batch_max: Limit of concurrent sequences.
-        kv_capacity_bytes: KV cache of running sequences; None when it never binds.
-        facts: Facts of the layout id.
-    """
+    """Profile of one instance."""
 
     costs: Costs
+    """Prefill time and KV bytes by tokens; both of its prefill tables are this instance's."""
     step_ns: StepTime
+    """Decode step time by batch and mean context."""
     batch_max: int
+    """Limit of concurrent sequences."""
     kv_capacity_bytes: int | None
+    """KV cache of running sequences; None when it never binds."""
     layout: Layout
     facts: dict[str, str]
+    """Facts of the layout id."""
 
 
 def load_profile(

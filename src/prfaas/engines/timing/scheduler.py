@@ -17,22 +17,19 @@ from prfaas.engines.timing.profile import InstanceProfile
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt and its answers.
-
-    Attributes:
-        num_output_max: Tokens of each answer, at least 1.
-        width: Answers that are decoded side by side.
-        hit_tokens: Prefix that need not be computed.
-        num_computed: Tokens of the prompt that are there.
-        num_output: Tokens of each answer so far.
-    """
+    """A prompt and its answers."""
 
     num_prompt_tokens: int
     num_output_max: int
+    """Tokens of each answer, at least 1."""
     width: int = 1
+    """Answers that are decoded side by side."""
     hit_tokens: int = 0
+    """Prefix that need not be computed."""
     num_computed: int = 0
+    """Tokens of the prompt that are there."""
     num_output: int = 0
+    """Tokens of each answer so far."""
 
     @property
     def is_done(self) -> bool:
@@ -42,28 +39,21 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step.
-
-    Attributes:
-        duration_ns: How long it takes.
-        prefill: Sequence whose chunk is computed, if any.
-        end_token: Where that chunk ends, tokens from the start of the prompt.
-        decoding: Sequences that get a token at the end, also those that end their prefill with it.
-    """
+    """One step."""
 
     duration_ns: int
+    """How long it takes."""
     prefill: Sequence | None
+    """Sequence whose chunk is computed, if any."""
     end_token: int
+    """Where that chunk ends, tokens from the start of the prompt."""
     decoding: list[Sequence]
+    """Sequences that get a token at the end, also those that end their prefill with it."""
 
 
 class Scheduler:
-    """The queue and the batch of one instance; no clock.
-
-    Args:
-        on_start: Called with a sequence whose prefill is about to start; it may have more cached
-            by now than when it was added.
-    """
+    """The queue and the batch of one instance; no clock. `on_start`: Called with a sequence whose
+    prefill is about to start; it may have more cached by now than when it was added."""
 
     def __init__(
         self, profile: InstanceProfile, on_start: Callable[[Sequence], None] = lambda _: None

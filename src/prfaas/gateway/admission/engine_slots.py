@@ -32,13 +32,10 @@ LOCAL, REMOTE = 0, 1
 
 
 class Capacity(NamedTuple):
-    """Limits of the engines that are ready.
-
-    Attributes:
-        num_slots: Sequences that PD engines run at once; 0 without any.
-    """
+    """Limits of the engines that are ready."""
 
     num_slots: int
+    """Sequences that PD engines run at once; 0 without any."""
     num_engines: tuple[int, ...] = ()
 
 
@@ -107,10 +104,7 @@ class Holding:
 
     def check(self, num_sequences: int) -> None:
         """Refuse a request that would need the slots that are reserved for other tenants.
-
-        Raises:
-            RequestError: 400.
-        """
+        `RequestError`: 400."""
         most = self._capacity().num_slots if self._is_on else 0
         if most and num_sequences > widest(most):
             raise bad(

@@ -47,16 +47,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request to generate, as it came.
-
-    Attributes:
-        headers: The client's.
-        read: Returns its body, checked; RequestError if it is none.
-    """
+    """A request to generate, as it came."""
 
     tenant: Tenant
     headers: Mapping[str, str]
+    """The client's."""
     read: Callable[[], Awaitable[ClientRequest]]
+    """Returns its body, checked; RequestError if it is none."""
 
 
 def as_deployed(client: ClientRequest, deployment: Deployment) -> ClientRequest:
@@ -69,11 +66,8 @@ def as_deployed(client: ClientRequest, deployment: Deployment) -> ClientRequest:
 
 
 class CompletionService:
-    """Serves chat and completions.
-
-    Args:
-        error_s: Time limit for a client to read the error that ends its stream, seconds.
-    """
+    """Serves chat and completions. `error_s`: Time limit for a client to read the error that ends
+    its stream, seconds."""
 
     def __init__(
         self,

@@ -87,18 +87,15 @@ POOL_TIERS = Tier.HOST | Tier.DISK
 
 @dataclass(frozen=True, slots=True)
 class KvLookup:
-    """Answers it.
-
-    Attributes:
-        followed: Engines whose KV events are followed.
-        vocab_size: Token ids that the model knows.
-    """
+    """Answers it."""
 
     live: LiveParts
     planner: Planner
     tenants: Tenants
     followed: Callable[[], Container[str]]
+    """Engines whose KV events are followed."""
     vocab_size: int
+    """Token ids that the model knows."""
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""

@@ -20,30 +20,27 @@ COUNTS = ("num_in_flight", "num_remote", "num_local", "num_refused", "num_fallba
 
 @dataclass(frozen=True, slots=True)
 class LinkSample:
-    """One link at one instant.
-
-    Attributes:
-        goodput_bits_per_s: While it has something to send; 0 while unknown.
-        rtt_ms: Of its last ping.
-        queued_bytes: Waiting for a connection.
-        in_flight_bytes: Sent, and not known to have arrived.
-        offload_threshold: t, tokens; None between hosts of one cluster.
-        kv_bytes: KV cache that arrived over it since the gateway started.
-        cost: Price of these bytes, in the currency of the plan; None without a price.
-        carried_bits_per_s: Bytes delivered, averaged over the last `flow.WINDOW_S` seconds.
-        budget_bits_per_s: Rate the operator allows; 0 is no limit.
-    """
+    """One link at one instant."""
 
     up: bool
     goodput_bits_per_s: int
+    """While it has something to send; 0 while unknown."""
     rtt_ms: float
+    """Of its last ping."""
     queued_bytes: int
+    """Waiting for a connection."""
     in_flight_bytes: int
+    """Sent, and not known to have arrived."""
     offload_threshold: int | None
+    """t, tokens; None between hosts of one cluster."""
     kv_bytes: int = 0
+    """KV cache that arrived over it since the gateway started."""
     cost: float | None = None
+    """Price of these bytes, in the currency of the plan; None without a price."""
     carried_bits_per_s: int = 0
+    """Bytes delivered, averaged over the last `flow.WINDOW_S` seconds."""
     budget_bits_per_s: int = 0
+    """Rate the operator allows; 0 is no limit."""
 
     @property
     def is_busy(self) -> bool:

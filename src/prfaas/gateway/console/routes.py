@@ -39,18 +39,15 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file of the page.
-
-    Attributes:
-        content_type: Without the charset, which is UTF-8.
-        policy: Its Content-Security-Policy.
-    """
+    """One file of the page."""
 
     content_type: str
+    """Without the charset, which is UTF-8."""
     body: bytes
     packed: bytes
     etag: str
     policy: str
+    """Its Content-Security-Policy."""
 
     def response(self, request: web.Request) -> web.Response:
         """Answer a request for it; 304 where the browser has it already."""

@@ -27,21 +27,18 @@ LINKS_SHOWN_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class ConsoleReader:
-    """Reads the live parts of a gateway.
-
-    Attributes:
-        control: Thresholds, and what operators changed.
-        history: Samples of the last hour.
-        alarms: Read the alarms of the moment, the worst first.
-        flows: Bytes delivered by each link, kept from look to look.
-    """
+    """Reads the live parts of a gateway."""
 
     live: LiveParts
     metrics: GatewayMetrics
     control: Control
+    """Thresholds, and what operators changed."""
     history: History = field(default_factory=History)
+    """Samples of the last hour."""
     alarms: list[Callable[[], list[JsonObject]]] = field(default_factory=list)
+    """Read the alarms of the moment, the worst first."""
     flows: dict[LinkName, LinkFlow] = field(default_factory=dict)
+    """Bytes delivered by each link, kept from look to look."""
 
     def sample(self) -> HistorySample:
         """This instant, for the history."""

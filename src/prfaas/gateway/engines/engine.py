@@ -24,18 +24,15 @@ _OF_SGLANG = {b"num_queue_reqs": _WAITING, b"num_running_reqs": _RUNNING, b"toke
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """One poll of an engine; None if it does not report a value.
-
-    Attributes:
-        num_running: Requests in its batch.
-        kv_use: Share of its KV cache in use, in [0, 1]; the fullest of several.
-        num_made: Output tokens that it has made since it was started.
-    """
+    """One poll of an engine; None if it does not report a value."""
 
     num_waiting: int | None = None
     num_running: int | None = None
+    """Requests in its batch."""
     kv_use: float | None = None
+    """Share of its KV cache in use, in [0, 1]; the fullest of several."""
     num_made: int | None = None
+    """Output tokens that it has made since it was started."""
 
 
 UNKNOWN_LOAD = EngineLoad()
@@ -89,45 +86,42 @@ class EngineUnreachableError(EngineError):
 
 @dataclass(slots=True)
 class Engine:
-    """One engine, as the gateway sees it.
-
-    Attributes:
-        name: Name in the deployment file.
-        pool: Name of the pool node on its host.
-        rank: Data-parallel rank among those behind the URL; None if it is alone there.
-        adapters: Names of the adapters that it last listed.
-        max_model_len: Longest sequence, tokens, as the engine last reported it; outlives its
-            readiness, 0 before it was ever ready.
-        num_slots: Limit of concurrent sequences.
-        is_ready: True while the last health check succeeded.
-        why_down: Why it is not ready, for operators; "" if it is.
-        num_lost: Times that it was ready and then was not.
-        num_in_flight: Legs that this gateway has running on it.
-        num_broken: Legs that it failed at since it last completed one, or became ready.
-        num_missed: Looks in a row that it did not answer in time.
-        load: Its load at the last poll.
-        load_at_ns: Time of that poll.
-        legs: One for each of the legs, to end it by.
-    """
+    """One engine, as the gateway sees it."""
 
     name: str
+    """Name in the deployment file."""
     url: str
     role: ClusterRole
     pool: str
+    """Name of the pool node on its host."""
     rank: int | None = None
+    """Data-parallel rank among those behind the URL; None if it is alone there."""
     adapters: frozenset[str] = frozenset()
+    """Names of the adapters that it last listed."""
     max_model_len: int = 0
+    """Longest sequence, tokens, as the engine last reported it; outlives its readiness, 0 before it
+    was ever ready."""
     num_slots: int = 1
+    """Limit of concurrent sequences."""
     is_ready: bool = False
+    """True while the last health check succeeded."""
     why_down: str = "not probed yet"
+    """Why it is not ready, for operators; "" if it is."""
     num_lost: int = 0
+    """Times that it was ready and then was not."""
     num_in_flight: int = 0
+    """Legs that this gateway has running on it."""
     num_broken: int = 0
+    """Legs that it failed at since it last completed one, or became ready."""
     num_looks: int = 0
     num_missed: int = 0
+    """Looks in a row that it did not answer in time."""
     load: EngineLoad = UNKNOWN_LOAD
+    """Its load at the last poll."""
     load_at_ns: int = 0
+    """Time of that poll."""
     legs: set[asyncio.Timeout] = field(default_factory=set)
+    """One for each of the legs, to end it by."""
 
     @classmethod
     def of(cls, name: str, url: str, role: ClusterRole, table: EngineTable) -> Engine:

@@ -49,25 +49,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EventTiming:
-    """Times of a subscription, seconds.
-
-    Attributes:
-        backoff_s: Wait before the first attempt to connect again; doubles from there.
-        backoff_max_s: Longest such wait; a connection that lasts as long lets it begin anew.
-        replay_s: Longest silence during a replay.
-        settle_s: First silence after which the engine is asked whether something was missed;
-            doubles up to `idle_s`. A publisher drops what it sends before it has processed a new
-            subscription, which can be after it has answered the replay.
-        gap_logged_every_s: Least time between two log lines about gaps.
-    """
+    """Times of a subscription, seconds."""
 
     backoff_s: float = 0.1
+    """Wait before the first attempt to connect again; doubles from there."""
     backoff_max_s: float = 2.0
+    """Longest such wait; a connection that lasts as long lets it begin anew."""
     connect_s: float = 5.0
     replay_s: float = 5.0
+    """Longest silence during a replay."""
     settle_s: float = 0.1
+    """First silence after which the engine is asked whether something was missed; doubles up to
+    `idle_s`. A publisher drops what it sends before it has processed a new subscription, which can
+    be after it has answered the replay."""
     idle_s: float = 5.0
     gap_logged_every_s: float = 10.0
+    """Least time between two log lines about gaps."""
 
 
 class SubscriptionFault(StrEnum):

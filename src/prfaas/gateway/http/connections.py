@@ -78,11 +78,8 @@ class ClientTls:
         return cls(table) if table else None
 
     def renew(self) -> None:
-        """Show new connections what the files hold at this moment.
-
-        Raises:
-            ConfigError: They cannot be used; the certificate of before is kept.
-        """
+        """Show new connections what the files hold at this moment. `ConfigError`: They cannot be
+        used; the certificate of before is kept."""
         self._seen = self._state()
         server_context(self._table)  # whole and consistent, before the one in use is touched
         _load(self.context, self._table)
@@ -267,13 +264,10 @@ def connections_max(requests_max: int) -> int:
 
 
 class ClientsCounted(Protocol):
-    """Counts of connections of clients.
-
-    Attributes:
-        on_closed: Called when one is closed for them.
-    """
+    """Counts of connections of clients."""
 
     on_closed: Callable[[Closed], None]
+    """Called when one is closed for them."""
 
     @property
     def num_open(self) -> int:

@@ -29,13 +29,10 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """Return the time limit of a request.
-
-    Attributes:
-        seconds: From its arrival to its last byte.
-    """
+    """Return the time limit of a request."""
 
     seconds: float
+    """From its arrival to its last byte."""
     source: str
 
 
@@ -46,7 +43,7 @@ def request_id(request: web.Request) -> str:
 
 
 def time_limit(headers: Mapping[str, str], most_ns: int) -> TimeLimit:
-    """The client's deadline, or the gateway's if that is earlier; RequestError if 400, the header
+    """The client's deadline, or the gateway's if that is earlier; RequestError (400) if the header
     is no positive number."""
     most = TimeLimit(most_ns / NS_PER_S, "gateway.request_timeout")
     text = headers.get(TIMEOUT_HEADER)
@@ -139,12 +136,8 @@ T = TypeVar("T")
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The body of a request.
-
-    Raises:
-        RequestError: 400, its Content-Encoding is invalid; 408, it does not arrive; 413, it is
-            larger than allowed; 415, its Content-Encoding is not supported.
-    """
+    """The body of a request. `RequestError`: 400, its Content-Encoding is invalid; 408, it does not
+    arrive; 413, it is larger than allowed; 415, its Content-Encoding is not supported."""
     most, said = request.client_max_size, request.content_length
     coding = request.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower()
     if coding not in _CODINGS:
@@ -222,11 +215,8 @@ def _too_large(bytes_max: int) -> RequestError:
 
 
 async def read_small(request: web.Request, bytes_max: int) -> bytes:
-    """The body of a request that has no reason to be large.
-
-    Raises:
-        RequestError: 413, it has more than `bytes_max` bytes; 408, it does not come.
-    """
+    """The body of a request that has no reason to be large. `RequestError`: 413, it has more than
+    `bytes_max` bytes; 408, it does not come."""
     said = request.content_length or 0
     data = b"" if said > bytes_max else await read_body(request)
     if max(said, len(data)) > bytes_max:
@@ -236,11 +226,8 @@ async def read_small(request: web.Request, bytes_max: int) -> bytes:
 
 async def read(request: web.Request, parse: Callable[[bytes], T]) -> T:
     """Return the result of `parse` for the body of a request; for a large one on another thread.
-
-    Raises:
-        RequestError: 415, it is not JSON by its Content-Type; 400, `parse` refuses it; and those of
-            `read_body`.
-    """
+    `RequestError`: 415, it is not JSON by its Content-Type; 400, `parse` refuses it; and those of
+    `read_body`."""
     if hdrs.CONTENT_TYPE in request.headers and not _JSON.fullmatch(request.content_type):
         raise RequestError(
             f"Content-Type {request.content_type[:40]!r} is not supported; send application/json",
@@ -253,11 +240,8 @@ async def read(request: web.Request, parse: Callable[[bytes], T]) -> T:
 
 
 def query_number(request: web.Request, name: str, default: int, low: int, high: int) -> int:
-    """A whole number of a request's query, or `default` if absent.
-
-    Raises:
-        RequestError: 400, it is not a whole number, or not from `low` to `high`.
-    """
+    """A whole number of a request's query, or `default` if absent. `RequestError`: 400, it is not a
+    whole number, or not from `low` to `high`."""
     text = request.query.get(name, str(default))
     value = int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX else -1
     if not low <= value <= high:

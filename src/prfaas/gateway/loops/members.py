@@ -30,21 +30,18 @@ HOME_GROUP = 0
 
 @dataclass(frozen=True, slots=True)
 class GatewayMembers:
-    """Adds and removes members in all parts of a gateway.
-
-    Attributes:
-        deployment: The gateway's own copy, whose tables of engines and pools follow the members.
-        engines: Probe engines and run legs on them.
-        events: Follow the KV events of engines.
-        layouts: Compare what engines announce.
-    """
+    """Adds and removes members in all parts of a gateway."""
 
     deployment: Deployment
+    """The gateway's own copy, whose tables of engines and pools follow the members."""
     driver: Driver
     engines: Engines
+    """Probe engines and run legs on them."""
     events: EngineEvents
+    """Follow the KV events of engines."""
     pools: Pools
     layouts: LayoutCheck
+    """Compare what engines announce."""
     metrics: GatewayMetrics
     journal: Journal
 

@@ -30,13 +30,10 @@ QUIET_BEATS = 10
 
 
 class PeriodicLoop(Protocol):
-    """A loop that the pulse gives its turns.
-
-    Attributes:
-        turns_each_beat: True if it runs in every period, not only in each `LOOP_EVERY`th.
-    """
+    """A loop that the pulse gives its turns."""
 
     turns_each_beat: bool
+    """True if it runs in every period, not only in each `LOOP_EVERY`th."""
 
     def beat(self, now_ns: int) -> None:
         """A second has passed; what was begun continues."""
@@ -143,11 +140,8 @@ def _by_pressure(found: Pressures, pressed: str) -> tuple[str, dict[str, Number]
 
 
 class LeaseGiver:
-    """Gives out the budgets of all sites that have one.
-
-    Args:
-        sites: Budget of each, bits a second, and the names of its pool nodes.
-    """
+    """Gives out the budgets of all sites that have one. `sites`: Budget of each, bits a second, and
+    the names of its pool nodes."""
 
     def __init__(
         self,

@@ -60,10 +60,7 @@ def why_not_early(client: ClientRequest) -> str:
 
 def why_not_relay(client: ClientRequest, setting: str) -> str:
     """Return why the engine that prefills makes no token after the first; empty if it may.
-
-    Args:
-        setting: `routing.relay_decode`.
-    """
+    `setting`: `routing.relay_decode`."""
     if setting == "off":
         return "off"
     if not client.stream:

@@ -227,15 +227,12 @@ _NAME = re.compile(r"\w{1,64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """Additional rights of a tenant's requests, set by the operator.
-
-    Attributes:
-        fields: Further fields that reach an engine.
-        media_domains: Hosts in lower case that engines may fetch media from.
-    """
+    """Additional rights of a tenant's requests, set by the operator."""
 
     fields: frozenset[str] = frozenset()
+    """Further fields that reach an engine."""
     media_domains: frozenset[str] = frozenset()
+    """Hosts in lower case that engines may fetch media from."""
     services: Services = NO_SERVICES
 
 
@@ -259,12 +256,8 @@ def is_control(name: str) -> bool:
 
 
 def allowed(body: JsonObject, more: Collection[str] = ()) -> JsonObject:
-    """A body without the fields that are for no engine; RequestError if 400, naming the fields that
-    are not allowed.
-
-    Args:
-        more: Fields that the operator allows besides.
-    """
+    """A body without the fields that are for no engine; RequestError (400), naming the fields that
+    are not allowed. `more`: Fields that the operator allows besides."""
     known = KNOWN_FIELDS.union(more)
     taken = known.union(DROPPED_FIELDS, REFUSED)
     unknown = [

@@ -70,70 +70,63 @@ class Api(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MadePrompt:
-    """A prompt that another process has tokenised.
-
-    Attributes:
-        sequences: Token ids.
-        hashes: Of its blocks.
-        named_by: What the hashes depend on besides the tokens (`Naming.key`).
-    """
+    """A prompt that another process has tokenised."""
 
     sequences: Sequence[Sequence[int]]
+    """Token ids."""
     hashes: Sequence[bytes]
+    """Of its blocks."""
     named_by: str
+    """What the hashes depend on besides the tokens (`Naming.key`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """One request, checked.
-
-    Attributes:
-        body: What the client sent, control keys removed.
-        prompts: Prompts of a completions request: text or token ids each. Empty for chat.
-        messages: Messages of a chat request, text parts joined. Empty for completions.
-        tools: Tools of a chat request, as the template gets them.
-        stream: True if the client wants server-sent events.
-        include_usage: True if it wants a usage chunk at the end of the stream.
-        continuous_usage: True if it wants usage in every chunk.
-        max_tokens: Output limit, tokens; None for what the model's length leaves.
-        max_tokens_field: Where the client wrote it.
-        by_chat_endpoint: True if decode needs the engine's chat endpoint: tool and reasoning
-            parsers live there.
-        offloadable: True if prefill and decode may be split.
-        is_exact: True if the gateway's token ids are exactly what the engine computes on. False
-            with images and the like, with a suffix, and where the engine cuts the prompt.
-        num_bytes: Of the body; None where that is not known.
-        is_for_adapter: True if the requested model is an adapter of the engines.
-        user: The end user, as the client sent it: any JSON value.
-        cache_salt: The client's own salt, within its tenant's; empty for none.
-        ignored: Fields that have no effect.
-        service: Its class of service; None is that of the deployment.
-        answer_role: Role of the answers to a chat, where a turn is begun.
-        made: Its prompt, if a worker has made it.
-    """
+    """One request, checked."""
 
     api: Api
     body: JsonObject
+    """What the client sent, control keys removed."""
     prompts: list[str | list[int]]
+    """Prompts of a completions request: text or token ids each. Empty for chat."""
     messages: list[JsonObject]
+    """Messages of a chat request, text parts joined. Empty for completions."""
     tools: list[JsonObject]
+    """Tools of a chat request, as the template gets them."""
     stream: bool
+    """True if the client wants server-sent events."""
     include_usage: bool
+    """True if it wants a usage chunk at the end of the stream."""
     continuous_usage: bool
+    """True if it wants usage in every chunk."""
     num_choices: int
     max_tokens: int | None
+    """Output limit, tokens; None for what the model's length leaves."""
     max_tokens_field: str
+    """Where the client wrote it."""
     by_chat_endpoint: bool
+    """True if decode needs the engine's chat endpoint: tool and reasoning parsers live there."""
     offloadable: bool
+    """True if prefill and decode may be split."""
     is_exact: bool
+    """True if the gateway's token ids are exactly what the engine computes on. False with images
+    and the like, with a suffix, and where the engine cuts the prompt."""
     num_bytes: int | None = None
+    """Of the body; None where that is not known."""
     is_for_adapter: bool = False
+    """True if the requested model is an adapter of the engines."""
     user: object = None
+    """The end user, as the client sent it: any JSON value."""
     cache_salt: str = ""
+    """The client's own salt, within its tenant's; empty for none."""
     ignored: tuple[str, ...] = ()
+    """Fields that have no effect."""
     service: ServiceClass | None = None
+    """Its class of service; None is that of the deployment."""
     answer_role: str = "assistant"
+    """Role of the answers to a chat, where a turn is begun."""
     made: MadePrompt | None = None
+    """Its prompt, if a worker has made it."""
 
     @property
     def num_sequences(self) -> int:
@@ -235,7 +228,7 @@ def parse_request(
 
 
 def parse_object(data: bytes) -> JsonObject:
-    """A body as a JSON object; RequestError if 400, it is invalid, nests too deeply or is too
+    """A body as a JSON object; RequestError (400) if it is invalid, nests too deeply or is too
     large."""
     # Each takes two bytes at least, and counting is worth it only beyond that.
     opened = len(data) // 2
@@ -258,13 +251,7 @@ def parse_object(data: bytes) -> JsonObject:
 
 def check_model(body: JsonObject, model: str, adapters: Collection[str] = ()) -> bool:
     """Check that the model that is asked for is served; put in its name if none is asked for.
-
-    Returns:
-        True if it is an adapter.
-
-    Raises:
-        RequestError: 404.
-    """
+    Returns True if it is an adapter. `RequestError`: 404."""
     wanted = body.get("model")
     if wanted is not None and not isinstance(wanted, str):
         raise bad(f"model must be a string, got {shown(wanted)}", "model")
@@ -284,11 +271,8 @@ def check_model(body: JsonObject, model: str, adapters: Collection[str] = ()) ->
 def _fields(
     body: JsonObject, kind: type[ChatFields | CompletionFields]
 ) -> tuple[JsonObject, ChatFields | CompletionFields]:
-    """A body with its values as the engines take them, and its fields.
-
-    Raises:
-        RequestError: 400, naming the field, its value and what it must be.
-    """
+    """A body with its values as the engines take them, and its fields. `RequestError`: 400, naming
+    the field, its value and what it must be."""
     try:
         return body, typed(body, kind)
     except RequestError:
@@ -354,11 +338,8 @@ def _typed_prompts(prompt: object) -> list[str | list[int]]:
 
 
 def token_ids(ids: object, vocab_size: int, param: str) -> list[int]:
-    """Token ids of a client.
-
-    Raises:
-        RequestError: 400, naming the field: some are no integers, or not in the vocabulary.
-    """
+    """Token ids of a client. `RequestError`: 400, naming the field: some are no integers, or not in
+    the vocabulary."""
     try:
         found: list[int] = typed(ids, list[int], param)
     except RequestError:

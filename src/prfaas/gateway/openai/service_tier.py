@@ -16,24 +16,18 @@ FIELD = "service_tier"
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Classes of service that requests of a tenant may have.
-
-    Attributes:
-        usual: Class of requests that name none; None is that of the deployment.
-        allowed: Classes that a request may name.
-        is_on: False where the deployment has no classes: then names are ignored.
-    """
+    """Classes of service that requests of a tenant may have."""
 
     usual: ServiceClass | None = None
+    """Class of requests that name none; None is that of the deployment."""
     allowed: Mapping[str, ServiceClass] = field(default_factory=dict)
+    """Classes that a request may name."""
     is_on: bool = False
+    """False where the deployment has no classes: then names are ignored."""
 
     def named(self, wanted: object) -> ServiceClass | None:
-        """The class of a request by its `service_tier`.
-
-        Raises:
-            RequestError: 400, there is no such class, or the tenant may not name it.
-        """
+        """The class of a request by its `service_tier`. `RequestError`: 400, there is no such
+        class, or the tenant may not name it."""
         if not self.is_on or wanted is None or wanted in RESERVED:
             return self.usual
         found = self.allowed.get(wanted) if isinstance(wanted, str) else None

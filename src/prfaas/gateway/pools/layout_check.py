@@ -35,18 +35,15 @@ class _Announced(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """An engine whose blocks mean something else than those of the PD cluster.
-
-    Attributes:
-        reference: Engine of the PD cluster it was compared with.
-        found: Facts that differ, `ours` of the reference; empty if one side sends none.
-        model: Model of the engine in words; "" if it is not known.
-    """
+    """An engine whose blocks mean something else than those of the PD cluster."""
 
     engine: str
     reference: str
+    """Engine of the PD cluster it was compared with."""
     found: Sequence[Difference]
+    """Facts that differ, `ours` of the reference; empty if one side sends none."""
     model: str = ""
+    """Model of the engine in words; "" if it is not known."""
     reference_model: str = ""
 
     @property

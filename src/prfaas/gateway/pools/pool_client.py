@@ -49,16 +49,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PoolTiming:
-    """Times of a connection, seconds.
-
-    Attributes:
-        backoff_s: Wait before the first attempt to reconnect; doubles from there.
-        connect_s: Limit for connection and TLS handshake.
-    """
+    """Times of a connection, seconds."""
 
     backoff_s: float = 0.1
+    """Wait before the first attempt to reconnect; doubles from there."""
     backoff_max_s: float = 2.0
     connect_s: float = 5.0
+    """Limit for connection and TLS handshake."""
 
 
 Answer = OrderDone | Compared

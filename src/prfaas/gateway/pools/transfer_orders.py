@@ -29,18 +29,15 @@ from prfaas.wire.tickets import TicketSigner
 
 @dataclass(frozen=True, slots=True)
 class TicketOffice:
-    """Issues tickets.
-
-    Attributes:
-        lifetime_ns: How long a transfer may take from now on, prefill included.
-        is_in_site: Return True if two pools are hosts of one cluster: between them no tenant's
-            rate is limited.
-    """
+    """Issues tickets."""
 
     signer: TicketSigner
     tenants: Mapping[str, Tenant]
     lifetime_ns: int
+    """How long a transfer may take from now on, prefill included."""
     is_in_site: Callable[[str, str], bool] = lambda *_: False
+    """Return True if two pools are hosts of one cluster: between them no tenant's rate is
+    limited."""
     unix_ns: Callable[[], int] = time.time_ns
     facts: FactStream = field(default_factory=FactStream)
 
@@ -96,15 +93,12 @@ class NotAsked(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fetcher:
-    """Asks pools to fetch prefixes.
-
-    Attributes:
-        tickets: Sign what may move.
-        send: Sends a pull to a pool; False if it is not connected.
-    """
+    """Asks pools to fetch prefixes."""
 
     tickets: TicketOffice
+    """Sign what may move."""
     send: Callable[[str, Pull], bool]
+    """Sends a pull to a pool; False if it is not connected."""
 
     def copy(self, transfer: TransferView, prefix: Prefix, have_tokens: int) -> NotAsked | None:
         """Fetch a prefix for whoever asks next, as `fetch` does."""

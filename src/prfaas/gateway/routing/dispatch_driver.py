@@ -39,11 +39,8 @@ NAMED_MAX = 4
 
 
 class Driver(DispatcherBooks):
-    """Keeps the dispatcher's view of the deployment up to date, and asks it.
-
-    Args:
-        calibration: Limits of the corrections of predictions; None takes the usual ones.
-    """
+    """Keeps the dispatcher's view of the deployment up to date, and asks it. `calibration`: Limits
+    of the corrections of predictions; None takes the usual ones."""
 
     def __init__(
         self,
@@ -239,11 +236,7 @@ class Driver(DispatcherBooks):
 
     def choose_decode(self, number: int, avoid: str = "") -> str | None:
         """The engine that decodes a request, chosen when first asked for; returns none when nobody
-        can, or the request is over.
-
-        Args:
-            avoid: Engine that was tried already.
-        """
+        can, or the request is over. `avoid`: Engine that was tried already."""
         if self.split is None:
             return self.dispatcher.requests.choose_decode(number)
         tried = decode_name(avoid) if avoid else ""
@@ -307,10 +300,7 @@ class Driver(DispatcherBooks):
 
     def parts_behind(self, reason: Reason, cluster: str) -> str:
         """Return the parts that are behind an obstacle on the way to a PrfaaS cluster, as text.
-
-        Returns:
-            Up to `NAMED_MAX` names; "" if the reason does not come from a part.
-        """
+        Returns up to `NAMED_MAX` names; "" if the reason does not come from a part."""
         engines = self.states.of(cluster)
         if reason is Reason.NO_PREFILL_INSTANCE:
             found = (

@@ -22,34 +22,31 @@ from prfaas.gateway.tenancy.tenants import fairness
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """Costs by cluster; empty without a plan.
-
-    Attributes:
-        local: Profile of the PD cluster.
-        remote: Of PrfaaS clusters by name.
-        link_bits_per_s: What the plan expects of their links, by name; stands in for a rate that
-            was not measured yet.
-        price_per_tb: Of 10**12 bytes on their links, by name.
-        decode_slots: Requests that a PD instance decodes at a time; 0 is unknown.
-        plans: The best threshold for every split of the PD instances.
-        sites: GPUs, prices and round trips of all clusters by name.
-        market: Prices; None without.
-        engine_slots: Sequences that a timing engine runs at once, by name.
-        attention_tokens: Without a plan: context at which attention costs a token of the model as
-            much as all else; 0 is unknown.
-    """
+    """Costs by cluster; empty without a plan."""
 
     local: CostModel | None = None
+    """Profile of the PD cluster."""
     remote: Mapping[str, CostModel] = field(default_factory=dict)
+    """Of PrfaaS clusters by name."""
     link_bits_per_s: Mapping[str, float] = field(default_factory=dict)
+    """What the plan expects of their links, by name; stands in for a rate that was not measured
+    yet."""
     price_per_tb: Mapping[str, float] = field(default_factory=dict)
+    """Of 10**12 bytes on their links, by name."""
     decode_slots: int = 0
+    """Requests that a PD instance decodes at a time; 0 is unknown."""
     num_local: int = 0
     plans: Plans | None = None
+    """The best threshold for every split of the PD instances."""
     sites: Mapping[str, PlannedSite] = field(default_factory=dict)
+    """GPUs, prices and round trips of all clusters by name."""
     market: Market | None = None
+    """Prices; None without."""
     engine_slots: Mapping[str, int] = field(default_factory=dict)
+    """Sequences that a timing engine runs at once, by name."""
     attention_tokens: int = 0
+    """Without a plan: context at which attention costs a token of the model as much as all else; 0
+    is unknown."""
 
 
 NO_PLAN = Profiles()

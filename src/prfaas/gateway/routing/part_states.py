@@ -14,30 +14,23 @@ LinkName = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """Latest report of a pool node; empty while its event stream is disconnected.
-
-    Attributes:
-        is_live: True if its event stream is connected.
-        links: True if the link to a peer is up, by the peer's name.
-        telemetry: What is measured of these links.
-        is_draining: True if it takes no new transfers.
-        memory_bytes: Its memory for blocks; 0 while unknown.
-    """
+    """Latest report of a pool node; empty while its event stream is disconnected."""
 
     is_live: bool = False
+    """True if its event stream is connected."""
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     links: Mapping[str, bool] = field(default_factory=dict)
+    """True if the link to a peer is up, by the peer's name."""
     telemetry: Mapping[str, LinkTelemetry] = field(default_factory=dict)
+    """What is measured of these links."""
     is_draining: bool = False
+    """True if it takes no new transfers."""
     memory_bytes: int = 0
+    """Its memory for blocks; 0 while unknown."""
 
 
 class EngineStates:
-    """Engines that take new requests.
-
-    Args:
-        clusters: Cluster of each engine by name.
-    """
+    """Engines that take new requests. `clusters`: Cluster of each engine by name."""
 
     def __init__(self, clusters: Mapping[str, str]) -> None:
         self.cluster_of = dict(clusters)

@@ -24,26 +24,23 @@ Report = Callable[[TransferEnd | None, bool], None]
 
 @dataclass(slots=True)
 class TransferView:
-    """State of one transfer.
-
-    Attributes:
-        transfer_id: 16 bytes.
-        trace: W3C context for what its pools do; empty if nobody records it.
-        service: Class of service of its request; empty without.
-        ended: How it ended, by pool.
-        is_judged: True if its link was judged by its end.
-        is_given_up: True if its request gave it up.
-    """
+    """State of one transfer."""
 
     transfer_id: bytes
+    """16 bytes."""
     source: str
     destination: str
     report: Report = lambda *_: None
     trace: str = ""
+    """W3C context for what its pools do; empty if nobody records it."""
     service: str = ""
+    """Class of service of its request; empty without."""
     ended: dict[str, TransferEnded] = field(default_factory=dict)
+    """How it ended, by pool."""
     is_judged: bool = False
+    """True if its link was judged by its end."""
     is_given_up: bool = False
+    """True if its request gave it up."""
 
     @property
     def arrival(self) -> TransferEnded | None:
@@ -89,42 +86,36 @@ class TransferArrived:
 
 @dataclass(frozen=True, slots=True)
 class TransferJudged:
-    """A fact: the end by which a link is judged is known; once a transfer.
-
-    Attributes:
-        end: The first fault that a pool reports, or else the destination's end.
-    """
+    """A fact: the end by which a link is judged is known; once a transfer."""
 
     view: TransferView
     end: TransferEnd
+    """The first fault that a pool reports, or else the destination's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksReceived:
-    """A fact: a request has ended, and may have used blocks of another cluster.
-
-    Attributes:
-        pool: Of the engine that decoded.
-        transfers: Those of the request that crossed to it, however they ended.
-        layout: Of the blocks, with the checkpoints that a transfer may have shipped.
-        token_ids: The prompt. Never logged.
-        hashes: Hash chain of the prompt.
-        cache_salt: Salt of the chain. Never logged.
-        present_tokens: Prefix that the pool had.
-        final_tokens: End of the received prefix.
-        is_lossy: True if the blocks were rounded.
-    """
+    """A fact: a request has ended, and may have used blocks of another cluster."""
 
     pool: str
+    """Of the engine that decoded."""
     transfers: Sequence[TransferView]
+    """Those of the request that crossed to it, however they ended."""
     engine: str
     layout: Layout
+    """Of the blocks, with the checkpoints that a transfer may have shipped."""
     token_ids: Sequence[int]
+    """The prompt. Never logged."""
     hashes: Sequence[bytes]
+    """Hash chain of the prompt."""
     cache_salt: str
+    """Salt of the chain. Never logged."""
     present_tokens: int
+    """Prefix that the pool had."""
     final_tokens: int
+    """End of the received prefix."""
     is_lossy: bool
+    """True if the blocks were rounded."""
 
 
 class Transfers:

@@ -69,14 +69,11 @@ class LegFailedError(LegBrokenError, SuspectError):
 
 @dataclass(frozen=True, slots=True)
 class DecodeLeg:
-    """Runs decode legs.
-
-    Attributes:
-        transfer_timeout_ms: How long the engine waits for blocks in transit.
-    """
+    """Runs decode legs."""
 
     engines: EngineConnections
     transfer_timeout_ms: int
+    """How long the engine waits for blocks in transit."""
 
     async def run(
         self,
@@ -345,12 +342,8 @@ class StreamHandover:
         self, exchange: Exchange, plan: RoutedPrompt
     ) -> tuple[ClientRequest, EncodedPrompt]:
         """Rest of a stream after the loss of its engine; EngineError if it is unknown which text
-        the client has.
-
-        Returns:
-            The rest of the request, and its prompt with the tokens so far. Nothing is left if the
-            engine held back a stop string: `exchange.is_answered`.
-        """
+        the client has. Returns the rest of the request, and its prompt with the tokens so far.
+        Nothing is left if the engine held back a stop string: `exchange.is_answered`."""
         answer = exchange.answer
         assert answer is not None  # noqa: S101 (others are not continued)
         try:

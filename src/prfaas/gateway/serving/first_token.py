@@ -40,20 +40,17 @@ _GIVEN_UP = ("abort", "error")
 
 @dataclass(frozen=True, slots=True)
 class EarlyToken:
-    """Takes the first tokens of an answer from a prefill leg.
-
-    Attributes:
-        answer: Of the request; nothing of it has come.
-        num_tokens: Most tokens that the leg makes: one, or more if it is to relay.
-        is_last: No further token is asked for.
-        on_token: Called when the client has the first one, and another engine is to go on.
-    """
+    """Takes the first tokens of an answer from a prefill leg."""
 
     exchange: Exchange
     answer: StreamedAnswer
+    """Of the request; nothing of it has come."""
     num_tokens: int
+    """Most tokens that the leg makes: one, or more if it is to relay."""
     is_last: bool
+    """No further token is asked for."""
     on_token: Callable[[], None]
+    """Called when the client has the first one, and another engine is to go on."""
 
     async def read(self, response: aiohttp.ClientResponse) -> int | web.StreamResponse:
         """Relay the tokens of a leg.

@@ -44,11 +44,8 @@ class OtherTextError(Exception):
 
 
 class StreamedAnswer:
-    """State of one answer: generated tokens, and the part sent to the client.
-
-    Args:
-        is_greedy: Each engine makes the same one.
-    """
+    """State of one answer: generated tokens, and the part sent to the client. `is_greedy`: Each
+    engine makes the same one."""
 
     def __init__(self, stops: list[str], *, is_greedy: bool = False) -> None:
         self._stops, self.is_greedy = stops, is_greedy
@@ -98,13 +95,8 @@ class StreamedAnswer:
 
     def begin(self, choice: JsonObject, *, is_last: bool) -> bool | None:
         """Prepare the first text of a prefill leg as what another engine goes on with; see `cut`.
-
-        Args:
-            is_last: The leg was asked for all tokens that the answer may have.
-
-        Returns:
-            True if the answer has ended; None if nothing can be made of it.
-        """
+        `is_last`: The leg was asked for all tokens that the answer may have. Returns True if the
+        answer has ended; None if nothing can be made of it."""
         ids, text = choice.get("token_ids"), choice.get("text")
         is_whole = choice.get("finish_reason") is not None or not self._stops
         if self.cut(choice, is_last=is_last):
@@ -176,11 +168,8 @@ class StreamedAnswer:
 
     def move(self, texts: list[str]) -> int:
         """The engine is gone: go on behind the last token whose text is complete; ValueError if
-        that is not what was sent.
-
-        Returns:
-            Tokens that another engine is given as a part of its prompt.
-        """
+        that is not what was sent. Returns tokens that another engine is given as a part of its
+        prompt."""
         whole, sent = "".join(texts), self.text
         if not whole.startswith(sent):
             raise ValueError("the tokens do not give the text that was sent")
@@ -216,11 +205,8 @@ class StreamedAnswer:
 
     def _found(self, stopped_by: str = "") -> tuple[int, str] | None:
         """Start and text of the stop string that ends first, if it begins before the seam; of those
-        that end together it is the first of the request's, as in vLLM.
-
-        Args:
-            stopped_by: The stop string that the engine found and cut off.
-        """
+        that end together it is the first of the request's, as in vLLM. `stopped_by`: The stop
+        string that the engine found and cut off."""
         text = self._waiting + stopped_by
         starts = [(text.find(stop), stop) for stop in self._stops]
         found = [(start, stop) for start, stop in starts if start >= 0]
@@ -235,20 +221,17 @@ class UsageCorrection:
     To the decode engine, blocks that came over the link are cached tokens. The client
     sees only tokens that were cached before its request: at most those that the prefill leg found,
     and where that leg failed half-way, at most those of the decode engine's pool. The tokens that a
-    chat created in caches follow from that: the rest of the prompt, up to its last full block.
-
-    Attributes:
-        cached_max: Upper bound; None on the local path.
-        decode_cached: What the decode leg found, once known.
-        cache_end: Where the last whole block of the prompt ends, tokens; None while not known.
-        num_moved: Tokens of the answer that the decode engine was given with its prompt.
-    """
+    chat created in caches follow from that: the rest of the prompt, up to its last full block."""
 
     record: RequestRecord
     cached_max: int | None = None
+    """Upper bound; None on the local path."""
     decode_cached: int | None = None
+    """What the decode leg found, once known."""
     cache_end: int | None = None
+    """Where the last whole block of the prompt ends, tokens; None while not known."""
     num_moved: int = 0
+    """Tokens of the answer that the decode engine was given with its prompt."""
 
     def corrected(self, usage: object) -> JsonObject:
         """The final usage object of a decode leg, as the client gets it."""
@@ -295,28 +278,25 @@ PULL = "pull"
 
 @dataclass(slots=True)
 class Exchange:
-    """State of one request.
-
-    Attributes:
-        trace: Its place in a trace, and the headers of it that go to both legs.
-        answer: What has been sent of a stream that another engine could continue; None for others.
-        on_first_token: Called once a leg, when its first token has come.
-        on_finished: Called once, when the answer is complete.
-        held: Chunks that end an answer and wait for what the engine sends after them.
-    """
+    """State of one request."""
 
     client: ClientRequest
     tenant: Tenant
     record: RequestRecord
     stream: ClientStream
     trace: RequestTrace
+    """Its place in a trace, and the headers of it that go to both legs."""
     metrics: GatewayMetrics
     usage: UsageCorrection = field(init=False)
     replies: Replies = field(init=False)
     answer: StreamedAnswer | None = None
+    """What has been sent of a stream that another engine could continue; None for others."""
     on_first_token: Callable[[], None] | None = None
+    """Called once a leg, when its first token has come."""
     on_finished: Callable[[], None] | None = None
+    """Called once, when the answer is complete."""
     held: list[JsonObject] = field(default_factory=list)
+    """Chunks that end an answer and wait for what the engine sends after them."""
 
     def __post_init__(self) -> None:
         self.usage = UsageCorrection(self.record)

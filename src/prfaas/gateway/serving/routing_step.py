@@ -46,27 +46,21 @@ class RoutedPrompt:
 
 
 class Tokenised(NamedTuple):
-    """A prompt, and the facts of the moment at which it was tokenised.
-
-    Attributes:
-        layout: What its hashes were made for; None if no engine's is known.
-        max_model_len: Of the engine that would decode, tokens.
-    """
+    """A prompt, and the facts of the moment at which it was tokenised."""
 
     prompt: EncodedPrompt
     layout: Layout | None
+    """What its hashes were made for; None if no engine's is known."""
     max_model_len: int
+    """Of the engine that would decode, tokens."""
 
 
 ADAPTER = "its model is an adapter, whose KV blocks stay in the engine"
 
 
 class Planner:
-    """Decides where requests go.
-
-    Args:
-        copier: Counts misses of the PD cluster; None without replication.
-    """
+    """Decides where requests go. `copier`: Counts misses of the PD cluster; None without
+    replication."""
 
     def __init__(
         self, live: LiveParts, prompts: PromptMaker, copier: PrefixReplication | None = None
@@ -214,11 +208,7 @@ def _refused(found: RefusedRequest) -> PrfaasError:
 
 
 def check_length(client: ClientRequest, prompt: EncodedPrompt, max_model_len: int) -> None:
-    """Refuse what does not fit into the model.
-
-    Raises:
-        RequestError: 400, with the numbers.
-    """
+    """Refuse what does not fit into the model. `RequestError`: 400, with the numbers."""
     param = "messages" if client.api is Api.CHAT else "prompt"
     num_tokens = max(len(sequence) for sequence in prompt.sequences)
     limit = f"This model's maximum context length is {max_model_len} tokens."

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import partial
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Gauge
 
 from prfaas.core.control.changes import ChangeEntry
 from prfaas.core.control.role_loop import Role
@@ -25,30 +25,9 @@ from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.telemetry.request_records import RequestRecord
 from prfaas.gateway.tenancy.tenants import Tenants
-from prfaas.membership.views import PartRegistry
+from prfaas.series import Families
 from prfaas.units import BYTES_PER_TB, NS_PER_S
 from prfaas.wire.kv_events import KvEventBatch
-
-
-class Families:
-    """Makes the metrics of one registry; every name begins with `prfaas_`."""
-
-    def __init__(self) -> None:
-        self.registry = PartRegistry()
-
-    def counter(self, name: str, what: str, *labels: str) -> Counter:
-        """Return a new counter; Prometheus' format adds `_total` to its name."""
-        return Counter(f"prfaas_{name}", what, labels, registry=self.registry)
-
-    def gauge(self, name: str, what: str, *labels: str) -> Gauge:
-        """Return a new gauge."""
-        return Gauge(f"prfaas_{name}", what, labels, registry=self.registry)
-
-    def histogram(
-        self, name: str, what: str, buckets: tuple[float, ...], *labels: str
-    ) -> Histogram:
-        """Return a new histogram; `buckets` are upper limits."""
-        return Histogram(f"prfaas_{name}", what, labels, buckets=buckets, registry=self.registry)
 
 
 def show_state(

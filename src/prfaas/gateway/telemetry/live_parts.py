@@ -16,19 +16,16 @@ from prfaas.membership.follower import MembershipFollower
 
 @dataclass(frozen=True, slots=True)
 class LiveParts:
-    """Parts that outlive every request.
-
-    Attributes:
-        layouts: Differences between the KV layouts of engines.
-        journal: Recent changes by loops and operators.
-        members: Engines and pool nodes that come and go.
-    """
+    """Parts that outlive every request."""
 
     deployment: Deployment
     driver: Driver
     engines: Engines
     pools: Pools
     layouts: LayoutCheck
+    """Differences between the KV layouts of engines."""
     journal: Journal
+    """Recent changes by loops and operators."""
     members: MembershipFollower
+    """Engines and pool nodes that come and go."""
     records: Records

@@ -26,14 +26,13 @@ from prfaas.gateway.routing.transfer_tracker import TransferArrived, TransferVie
 from prfaas.gateway.telemetry.control_metrics import (
     ControlMetrics,
     EventMetrics,
-    Families,
     TenantMetrics,
     show_state,
 )
 from prfaas.gateway.telemetry.prices import MarketMetrics
 from prfaas.gateway.telemetry.request_records import RequestRecord, first_token_from
-from prfaas.membership.views import MemberMetrics
-from prfaas.series import at_zero
+from prfaas.membership.views import MemberMetrics, PartRegistry
+from prfaas.series import Families, at_zero
 from prfaas.units import NS_PER_S
 from prfaas.wire.renewal import identity_gauge
 
@@ -54,22 +53,19 @@ _CLIENTS_FAULT = "prefill", "refused"
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the start of the gateway.
-
-    Attributes:
-        num_remote: Requests that were offloaded and have ended.
-        num_local: Requests that stayed in the PD cluster and have ended.
-        num_fallbacks: Offloaded requests that fell back, except those whose fields decode refuses:
-            that is their clients' fault.
-        link_bytes: KV cache that arrived, by source and destination.
-    """
+    """Counts since the start of the gateway."""
 
     num_in_flight: int = 0
     num_remote: int = 0
+    """Requests that were offloaded and have ended."""
     num_local: int = 0
+    """Requests that stayed in the PD cluster and have ended."""
     num_refused: int = 0
     num_fallbacks: int = 0
+    """Offloaded requests that fell back, except those whose fields decode refuses: that is their
+    clients' fault."""
     link_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
+    """KV cache that arrived, by source and destination."""
 
     @property
     def kv_bytes(self) -> int:
@@ -81,8 +77,8 @@ class GatewayMetrics:
     """All metrics of one gateway, in a registry of their own."""
 
     def __init__(self) -> None:
-        make = Families()
-        self.registry, self._totals = make.registry, Totals()
+        self.registry, self._totals = PartRegistry(), Totals()
+        make = Families(self.registry)
         self.members = MemberMetrics(self.registry)
         self.parts_changed = True
         """True if parts have come or gone since the metrics were last read."""
@@ -91,7 +87,7 @@ class GatewayMetrics:
         self.tenants = TenantMetrics(make)
         self.control = ControlMetrics(make)
         self.events = EventMetrics(make)
-        self.market = MarketMetrics(self.registry)
+        self.market = MarketMetrics(make)
         self.identity_ends = identity_gauge("gateway", self.registry)
         self._requests = make.counter("requests", "Requests by outcome", "path", "outcome")
         at_zero(self._requests, (*Path, "none"), Outcome)

@@ -10,12 +10,12 @@ import time
 from typing import Annotated
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from prfaas.core.market.choice import OfferChoice, Revocation, flat
 from prfaas.core.market.market import Market
 from prfaas.errors import RequestError
 from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.series import Families
 from prfaas.units import NS_PER_S
 
 _DIGITS = 8
@@ -25,31 +25,24 @@ _Price = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 class MarketMetrics:
     """Prices of each cluster, and what was spent there."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._cost = Counter(
-            "prfaas_prefill_cost",
+    def __init__(self, make: Families) -> None:
+        self._cost = make.counter(
+            "prefill_cost",
             "Cost of the prefills that were sent to a cluster, by the prices of that time, for "
             "compute and for bytes on its link",
-            ("cluster", "part"),
-            registry=registry,
+            "cluster",
+            "part",
         )
-        self._sent = Counter(
-            "prfaas_priced_prefills",
-            "Prefills that were sent to a cluster with a price",
-            ("cluster",),
-            registry=registry,
+        self._sent = make.counter(
+            "priced_prefills", "Prefills that were sent to a cluster with a price", "cluster"
         )
-        self._price = Gauge(
-            "prfaas_gpu_hour_price",
-            "Price of one GPU of a cluster for one hour",
-            ("cluster",),
-            registry=registry,
+        self._price = make.gauge(
+            "gpu_hour_price", "Price of one GPU of a cluster for one hour", "cluster"
         )
-        self._leaves = Gauge(
-            "prfaas_capacity_leaves_seconds",
+        self._leaves = make.gauge(
+            "capacity_leaves_seconds",
             "Time until the capacity of a cluster is revoked; 0 is gone, NaN is not announced",
-            ("cluster",),
-            registry=registry,
+            "cluster",
         )
         self._shown: dict[tuple[str, str], float] = {}
 
@@ -131,10 +124,7 @@ class PriceBody(msgspec.Struct, forbid_unknown_fields=True):
 
 def change_price(market: Market | None, cluster: str, body: PriceBody) -> tuple[str, str]:
     """Apply a change; RequestError if there are no prices, no such cluster, or nothing to change.
-
-    Returns:
-        The terms before and after, in words.
-    """
+    Returns the terms before and after, in words."""
     if market is None:
         raise RequestError(
             "this deployment has no prices: set routing.plan, and [prices.CLUSTER], "

@@ -36,15 +36,12 @@ _NO_STORY: deque[Step] = deque(maxlen=0)
 
 @dataclass(slots=True)
 class RelayRecord:
-    """Part of the engine that prefilled in an answer.
-
-    Attributes:
-        why_not: Why it made no token after the first; empty if it was to, None off the remote path.
-        num_tokens: Those that it made while its blocks were in transit.
-    """
+    """Part of the engine that prefilled in an answer."""
 
     why_not: str | None = None
+    """Why it made no token after the first; empty if it was to, None off the remote path."""
     num_tokens: int = 0
+    """Those that it made while its blocks were in transit."""
 
 
 @dataclass(slots=True)
@@ -427,55 +424,46 @@ def first_token_from(record: RequestRecord) -> str | None:
     return "decode" if record.ttft_ns or record.outcome is Outcome.FINISHED else None
 
 
+_SHOWN = (
+    *("request_id", "api", "tenant", "stream", "quality", "error", "path", "trace_id"),
+    *("num_prompt_tokens", "num_output_tokens", "cached_tokens", "pulled_tokens"),
+    *("pd_hit_tokens", "prfaas_hit_tokens", "why_not_early"),
+    *("prefill_cluster", "prefill_engine", "prefilled_by", "decode_engine"),
+)
+_TIMES = ("decided", "prefill", "ttft", "second", "e2e")
+
+
 def as_json(record: RequestRecord) -> JsonObject:
     """The record as `/control/requests` shows it."""
     transfer = record.transfer
-    return decision_json(record.decision) | {
-        "request_id": record.request_id,
-        "api": record.api,
-        "tenant": record.tenant,
-        "stream": record.stream,
-        "quality": record.quality,
-        "started_at": record.started_unix_s,
-        "outcome": record.outcome.value,
-        "path": record.path,
-        "refusal": record.refusal.value if record.refusal else record.rejected,
-        "error": record.error,
-        "num_prompt_tokens": record.num_prompt_tokens,
-        "num_output_tokens": record.num_output_tokens,
-        "cached_tokens": record.cached_tokens,
-        "pd_hit_tokens": record.pd_hit_tokens,
-        "prfaas_hit_tokens": record.prfaas_hit_tokens,
-        "pulled_tokens": record.pulled_tokens,
-        "transfer_state": transfer.state if transfer else None,
-        "kv_bytes": transfer.num_bytes if transfer else 0,
-        "transfer_ms": ms_of(transfer.duration_ns or None) if transfer else None,
-        "decided_ms": ms_of(record.decided_ns),
-        "prefill_ms": ms_of(record.prefill_ns),
-        "ttft_ms": ms_of(record.ttft_ns),
-        "second_ms": ms_of(record.second_ns),
-        "first_token_from": first_token_from(record),
-        "why_not_early": record.why_not_early,
-        "relayed_tokens": record.relay.num_tokens,
-        "why_not_relay": record.relay.why_not,
-        "gap_ms": ms_of(record.gap_ns) if record.gap_ns else None,
-        "e2e_ms": ms_of(record.e2e_ns),
-        "prefill_cluster": record.prefill_cluster,
-        "prefill_engine": record.prefill_engine,
-        "prefilled_by": record.prefilled_by,
-        "decode_engine": record.decode_engine,
-        "source_pool": transfer.source if transfer else None,
-        "destination_pool": transfer.destination if transfer else None,
-        "fallback": {"stage": record.fallback.stage, "reason": record.fallback.reason}
-        if record.fallback
-        else None,
-        "fallbacks": [
-            {"at_ms": ms_of(at_ns), "stage": each.stage, "reason": each.reason, "why": each.why}
-            for at_ns, each in record.fallbacks
-        ],
-        "course": course_of(record),
-        "trace_id": record.trace_id,
-    }
+    shown = {name: getattr(record, name) for name in _SHOWN}
+    shown |= {f"{name}_ms": ms_of(getattr(record, f"{name}_ns")) for name in _TIMES}
+    return (
+        decision_json(record.decision)
+        | shown
+        | {
+            "started_at": record.started_unix_s,
+            "outcome": record.outcome.value,
+            "refusal": record.refusal.value if record.refusal else record.rejected,
+            "transfer_state": transfer.state if transfer else None,
+            "kv_bytes": transfer.num_bytes if transfer else 0,
+            "transfer_ms": ms_of(transfer.duration_ns or None) if transfer else None,
+            "first_token_from": first_token_from(record),
+            "relayed_tokens": record.relay.num_tokens,
+            "why_not_relay": record.relay.why_not,
+            "gap_ms": ms_of(record.gap_ns) if record.gap_ns else None,
+            "source_pool": transfer.source if transfer else None,
+            "destination_pool": transfer.destination if transfer else None,
+            "fallback": {"stage": record.fallback.stage, "reason": record.fallback.reason}
+            if record.fallback
+            else None,
+            "fallbacks": [
+                {"at_ms": ms_of(at_ns), "stage": each.stage, "reason": each.reason, "why": each.why}
+                for at_ns, each in record.fallbacks
+            ],
+            "course": course_of(record),
+        }
+    )
 
 
 def decision_json(found: Decision | None) -> JsonObject:

@@ -27,25 +27,19 @@ _OPERATIONS = {"chat": "chat", "completions": "text_completion"}
 
 @dataclass(slots=True)
 class RequestTrace:
-    """One request's place in a trace.
-
-    Attributes:
-        headers: W3C context for both legs.
-        tracer: Makes the spans below; None where nothing is recorded.
-        transfer: Of its transfer, once that has begun.
-    """
+    """One request's place in a trace."""
 
     headers: Mapping[str, str]
+    """W3C context for both legs."""
     tracer: Any = None
+    """Makes the spans below; None where nothing is recorded."""
     span: Any = None
     transfer: Any = None
+    """Of its transfer, once that has begun."""
 
     def of_transfer(self, record: RequestRecord) -> str:
-        """The transfer of this request begins, and its span with it.
-
-        Returns:
-            W3C context for what the pools do; empty if nobody records it.
-        """
+        """The transfer of this request begins, and its span with it. Returns W3C context for what
+        the pools do; empty if nobody records it."""
         if self.span is None:
             parent = self.headers.get("traceparent", "")
             return parent if is_sampled(parent) else ""
@@ -90,11 +84,8 @@ class RequestTrace:
 
 
 class Tracing:
-    """Sends spans to a collector, from a thread of its own.
-
-    Args:
-        table: Where to; None sends nothing and passes the client's context on.
-    """
+    """Sends spans to a collector, from a thread of its own. `table`: Where to; None sends nothing
+    and passes the client's context on."""
 
     def __init__(self, table: TracingTable | None, service: str) -> None:
         self._provider = (
@@ -130,16 +121,13 @@ class Tracing:
 
 @dataclass(frozen=True, slots=True)
 class SpanPart:
-    """A stretch of a request's time, ns since it came in.
-
-    Attributes:
-        engine: Who did it, if an engine did.
-    """
+    """A stretch of a request's time, ns since it came in."""
 
     name: str
     from_ns: int
     to_ns: int
     engine: str | None
+    """Who did it, if an engine did."""
     attributes: Mapping[str, str | int | float | bool]
 
 

@@ -56,11 +56,8 @@ class ApiKeys(Generic[T]):
     """Owners by key.
 
     The time of a lookup does not depend on the key: hashes are compared under a secret of this
-    process, so the time of comparisons reveals nothing about the stored keys.
-
-    Args:
-        owners: Hashes, as `key_hash` writes them, each with its owner.
-    """
+    process, so the time of comparisons reveals nothing about the stored keys. `owners`: Hashes, as
+    `key_hash` writes them, each with its owner."""
 
     def __init__(self, owners: Iterable[tuple[str, T]]) -> None:
         self._secret = secrets.token_bytes(KEY_BYTES)
@@ -89,31 +86,28 @@ DEFAULT_NAME = "default"
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant with its own blocks and limits.
-
-    Attributes:
-        name: In the deployment file; for operators only.
-        cache_salt: Makes its blocks its own. Secret.
-        link_weight: Its share of a link against the others'.
-        link_bytes_per_s: What its blocks may take of a link; 0 is no limit.
-        user_secret: Makes salts of its users; empty if they share their blocks. Secret.
-        regions: Where its blocks may be; none in deployments without regions.
-        class_secret: Makes salts of its lossy quality classes. Secret.
-        client_secret: Makes salts of requests that bring one of their own. Secret.
-        quality: Class of requests whose class of service has none.
-    """
+    """A tenant with its own blocks and limits."""
 
     name: str
+    """In the deployment file; for operators only."""
     cache_salt: str
+    """Makes its blocks its own. Secret."""
     quota: Quota
     link_weight: float = 1.0
+    """Its share of a link against the others'."""
     link_bytes_per_s: int = 0
+    """What its blocks may take of a link; 0 is no limit."""
     rules: RequestRules = STRICT
     regions: Regions = frozenset()
+    """Where its blocks may be; none in deployments without regions."""
     user_secret: bytes = b""
+    """Makes salts of its users; empty if they share their blocks. Secret."""
     class_secret: bytes = b""
+    """Makes salts of its lossy quality classes. Secret."""
     client_secret: bytes = b""
+    """Makes salts of requests that bring one of their own. Secret."""
     quality: Quality = Quality.LOSSLESS
+    """Class of requests whose class of service has none."""
 
     def quality_of(self, service: ServiceClass | None) -> Quality:
         """Return the quality class of the blocks of a request, by its class of service."""
@@ -122,7 +116,7 @@ class Tenant:
     def salt_for(
         self, user: object, quality: Quality = Quality.LOSSLESS, cache_salt: str = ""
     ) -> str:
-        """Return the salt of a request; RequestError if 400, it is no string, and the tenant's
+        """Return the salt of a request; RequestError (400) if it is no string, and the tenant's
         users are isolated.
 
         Args:

@@ -35,16 +35,13 @@ _SPAN_BYTES = 400
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """The names of a prompt's blocks.
-
-    Attributes:
-        layout: What to hash for; None for no hashes.
-        tenant: Whose prompt it is.
-    """
+    """The names of a prompt's blocks."""
 
     cache_salt: str
     layout: Layout | None = None
+    """What to hash for; None for no hashes."""
     tenant: str = ""
+    """Whose prompt it is."""
 
     def hashes(self, token_ids: Sequence[int], known: Hashes = NO_HASHES) -> Hashes:
         """Hashes of all whole blocks, of which `known` are the first."""
@@ -115,19 +112,16 @@ class _Span:
 
 @dataclass(slots=True)
 class Beginning:
-    """A text as far as it is known.
-
-    Attributes:
-        cuts: Where parts of the whole text end, characters, and their keys.
-        num_known: Parts that are known, the first ones.
-        token_ids: Their tokens.
-        hashes: Hashes of their whole blocks.
-    """
+    """A text as far as it is known."""
 
     cuts: list[tuple[int, bytes]]
+    """Where parts of the whole text end, characters, and their keys."""
     num_known: int = 0
+    """Parts that are known, the first ones."""
     token_ids: array[int] = field(default_factory=lambda: array("I"))
+    """Their tokens."""
     hashes: Hashes = NO_HASHES
+    """Hashes of their whole blocks."""
 
     @property
     def end(self) -> int:

@@ -80,12 +80,8 @@ class TenantThreads:
         """Run `work` on a thread of `tenant`, once one is free.
 
         Work that has begun continues when its caller is cancelled; its thread is busy until it
-        ends.
-
-        Args:
-            on_end: Called on the event loop when work that has begun ends, before its caller
-                continues, and also if that was cancelled.
-        """
+        ends. `on_end`: Called on the event loop when work that has begun ends, before its caller
+        continues, and also if that was cancelled."""
         thread = await self._acquire(tenant)
         loop = asyncio.get_running_loop()
 
@@ -172,17 +168,14 @@ SHORT_BYTES_MAX = 8192
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt as the engines see it.
-
-    Attributes:
-        sequences: Token ids; one entry unless the client sent several prompts.
-        hashes: Block hash chain of the only sequence; empty with several, or without a layout.
-        cache_salt: Its tenant's salt, which the chain begins with.
-    """
+    """A prompt as the engines see it."""
 
     sequences: Sequence[Sequence[int]]
+    """Token ids; one entry unless the client sent several prompts."""
     hashes: Sequence[bytes]
+    """Block hash chain of the only sequence; empty with several, or without a layout."""
     cache_salt: str
+    """Its tenant's salt, which the chain begins with."""
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -211,15 +204,9 @@ class PromptMaker:
     """Makes prompts with the model's own tokenizer and chat template.
 
     Nothing of a text is left behind where another tenant's text comes by: see `TenantThreads` and
-    `Encoder`.
-
-    Args:
-        is_shared: True if there are several tenants. Short texts of a single one are tokenised on
-            the event loop.
-
-    Raises:
-        ConfigError: There is no tokenizer at `path`, or a package is missing to use it.
-    """
+    `Encoder`. `is_shared`: True if there are several tenants. Short texts of a single one are
+    tokenised on the event loop. `ConfigError`: There is no tokenizer at `path`, or a package is
+    missing to use it."""
 
     def __init__(self, path: str, *, is_shared: bool = True) -> None:
         self._tokenizer, self.vocab_size = _load(path)
@@ -234,11 +221,8 @@ class PromptMaker:
         self.threads = TenantThreads()
 
     def ids_of(self, text: str, special: bool) -> list[int]:
-        """Return the token ids of a rendered chat.
-
-        Args:
-            special: True adds special tokens as the tokenizer does.
-        """
+        """Return the token ids of a rendered chat. `special`: True adds special tokens as the
+        tokenizer does."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
         return ids
 

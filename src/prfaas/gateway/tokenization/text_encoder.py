@@ -66,25 +66,18 @@ class TooLongError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Lower bounds on the tokens of a text, by counting its characters.
-
-    Attributes:
-        chars_per_token: Characters of the longest token.
-        digits_per_token: Digits in the token that has most of them; 0 where no bound is known.
-    """
+    """Lower bounds on the tokens of a text, by counting its characters."""
 
     chars_per_token: int
+    """Characters of the longest token."""
     digits_per_token: int
+    """Digits in the token that has most of them; 0 where no bound is known."""
 
     def check(self, text: str, tokens_max: int, param: str) -> None:
         """Refuse a text that cannot fit whatever its tokens are.
 
         Digits are what costs most: many models have a token for each, and a rule for words that
-        looks at each by itself.
-
-        Raises:
-            RequestError: 400, with the numbers.
-        """
+        looks at each by itself. `RequestError`: 400, with the numbers."""
         chars_max = tokens_max * self.chars_per_token
         if len(text) > chars_max:
             raise bad(
@@ -231,11 +224,7 @@ class FastTokenizer:
     """Encodes texts as a `tokenizers.Tokenizer` does. Threads may share it.
 
     A thread reads `fastokens`, two seconds for a vocabulary of 150,000, and until it agrees on all
-    probes the tokenizer itself encodes.
-
-    Args:
-        core: The tokenizer. It must not truncate or pad.
-    """
+    probes the tokenizer itself encodes. `core`: The tokenizer. It must not truncate or pad."""
 
     def __init__(self, core: Any) -> None:
         self._core = core

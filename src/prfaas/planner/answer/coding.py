@@ -17,59 +17,50 @@ from prfaas.planner.solve.throughput import BITS
 
 @dataclass(frozen=True, slots=True)
 class LinkEffect:
-    """Coding of one link.
-
-    Args:
-        cluster: PrfaaS cluster at its end.
-        quality: Quality class of its blocks.
-        is_coding: True if it codes or rounds at this bandwidth.
-        ratio: Bytes of keys and values for a byte on the link; 1 if they go as they are.
-        gain: Rate of coded blocks for that of raw ones, expected by the rule of pool nodes.
-        hand_off_ratio: Bytes of the whole hand-off of a prompt of l_long for a byte on the link.
-    """
+    """Coding of one link."""
 
     cluster: str
+    """PrfaaS cluster at its end."""
     codec: LinkCodec
     quality: Quality
+    """Quality class of its blocks."""
     is_coding: bool
+    """True if it codes or rounds at this bandwidth."""
     ratio: float
+    """Bytes of keys and values for a byte on the link; 1 if they go as they are."""
     gain: float
+    """Rate of coded blocks for that of raw ones, expected by the rule of pool nodes."""
     hand_off_ratio: float
+    """Bytes of the whole hand-off of a prompt of l_long for a byte on the link."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodingSide:
-    """An answer with or without coding, exact.
-
-    Args:
-        egress_bits_per_s: Traffic of all links at Λ_max.
-        offloaded_bytes: Bytes on the links for one offloaded request; 0 if none is.
-        price_per_mtoken: Price of one million prompt tokens.
-        traffic_price_per_h: Price of the traffic at Λ_max for one hour.
-    """
+    """An answer with or without coding, exact."""
 
     answer: VerdictAnswer
     gain: float
     offload_threshold: float | None
     rate_per_s: float
     egress_bits_per_s: float
+    """Traffic of all links at Λ_max."""
     offloaded_bytes: float
+    """Bytes on the links for one offloaded request; 0 if none is."""
     price_per_mtoken: float
+    """Price of one million prompt tokens."""
     traffic_price_per_h: float
+    """Price of the traffic at Λ_max for one hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodingEffect:
-    """The effect of coding on an answer.
-
-    Args:
-        quality: Quality classes of the links.
-        raw: The answer if all links were raw.
-    """
+    """The effect of coding on an answer."""
 
     quality: str
+    """Quality classes of the links."""
     links: tuple[LinkEffect, ...]
     raw: CodingSide
+    """The answer if all links were raw."""
     coded: CodingSide
 
 

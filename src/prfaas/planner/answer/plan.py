@@ -38,19 +38,16 @@ DEFAULT_LOAD_RATIO = 0.8  # of Λ_max, for latency with queueing when no arrival
 
 @dataclass(frozen=True)
 class Comparison:
-    """The designs in one mode.
-
-    Args:
-        prfaas: PrfaaS-PD at its optimum.
-        equal_gpus: Homogeneous, as many GPUs.
-        equal_cost: Homogeneous, as much money, the price of links included.
-        naive: All prefill remote, all decode local; None without a PrfaaS cluster.
-    """
+    """The designs in one mode."""
 
     prfaas: Design
+    """PrfaaS-PD at its optimum."""
     equal_gpus: Design
+    """Homogeneous, as many GPUs."""
     equal_cost: Design
+    """Homogeneous, as much money, the price of links included."""
     naive: Design | None
+    """All prefill remote, all decode local; None without a PrfaaS cluster."""
 
     @property
     def all(self) -> list[Design]:
@@ -66,61 +63,55 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """TTFT of PrfaaS-PD and its baselines.
-
-    Args:
-        service: Design name -> service time, the paper's way.
-        overlapped: Design name -> service time with overlapped transfers and a round trip.
-        early: Design name -> service time if the instance that prefills gives the first token;
-            the second one comes with `overlapped`.
-        queued: Design name -> with queueing at `arrival_per_s`.
-        arrival_per_s: Load of `queued`, req/s.
-        overloaded: Design name -> stage that cannot carry this load; `queued` is inf then.
-    """
+    """TTFT of PrfaaS-PD and its baselines."""
 
     service: dict[str, Latency]
+    """Design name -> service time, the paper's way."""
     overlapped: dict[str, Latency]
+    """Design name -> service time with overlapped transfers and a round trip."""
     early: dict[str, Latency]
+    """Design name -> service time if the instance that prefills gives the first token; the second
+    one comes with `overlapped`."""
     queued: dict[str, Latency]
+    """Design name -> with queueing at `arrival_per_s`."""
     arrival_per_s: float
+    """Load of `queued`, req/s."""
     overloaded: dict[str, Bottleneck]
+    """Design name -> stage that cannot carry this load; `queued` is inf then."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole answer of the planner.
-
-    Args:
-        paper: Designs with representative lengths.
-        exact: Designs with exact expectations.
-        latencies: Time to first token at the exact optimum's settings.
-        shadow: Value of one more unit of each resource, exact.
-        tornado: Gain at equal cost under swings of every input, exact.
-        sizing: The cheapest fleets for the demand; None without a demand.
-        break_even_bits_per_s: Bandwidth below which it loses; None when it never pays.
-        recompute_bits_per_s: Bandwidth below which recomputing beats fetching, at l_long.
-        break_even_price: WAN price at which it stops paying, or the reason why there is none.
-        notes: Assumptions the reader has to know, such as extrapolated profiles.
-        coding: What coding of links changes; None where all are raw.
-        classes: The answer with all links in one class, by class; empty unless asked for.
-        left_out: The better plan without some PrfaaS clusters; None where all are worth it.
-    """
+    """The whole answer of the planner."""
 
     question: Question
     paper: Comparison
+    """Designs with representative lengths."""
     exact: Comparison
+    """Designs with exact expectations."""
     latencies: Latencies
+    """Time to first token at the exact optimum's settings."""
     shadow: list[ShadowValue]
+    """Value of one more unit of each resource, exact."""
     tornado: list[GainSwing]
+    """Gain at equal cost under swings of every input, exact."""
     verdict: Verdict
     sizing: Sizing | None
+    """The cheapest fleets for the demand; None without a demand."""
     break_even_bits_per_s: float | None
+    """Bandwidth below which it loses; None when it never pays."""
     recompute_bits_per_s: float
+    """Bandwidth below which recomputing beats fetching, at l_long."""
     break_even_price: BreakEvenPrice
+    """WAN price at which it stops paying, or the reason why there is none."""
     notes: list[str]
+    """Assumptions the reader has to know, such as extrapolated profiles."""
     coding: CodingEffect | None = None
+    """What coding of links changes; None where all are raw."""
     classes: dict[str, CodingSide] = field(default_factory=dict)
+    """The answer with all links in one class, by class; empty unless asked for."""
     left_out: LeftOut | None = None
+    """The better plan without some PrfaaS clusters; None where all are worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +125,9 @@ class _Judged:
 
 
 def make_plan(question: Question, *, with_classes: bool = False) -> Plan:
-    """Answer a question.
-
-    Args:
-        with_classes: Answer it for every class of the links, too.
-
-    Raises:
-        ConfigError: The question cannot be answered, for instance if a threshold is outside the
-            workload's lengths.
-    """
+    """Answer a question. `with_classes`: Answer it for every class of the links, too.
+    `ConfigError`: The question cannot be answered, for instance if a threshold is outside the
+    workload's lengths."""
     problem = question.problem
     judged = _judged(question)
     exact, found = judged.exact, judged.exact.prfaas.operation

@@ -19,21 +19,18 @@ GAIN_MIN = 0.005
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """The plan without some of its PrfaaS clusters.
-
-    Args:
-        names: Clusters that are left out.
-        gain: Gain at equal cost of the rest, exact.
-        rate_per_s: Λ_max of the rest, req/s.
-        offload_threshold: t of the rest, tokens.
-        price_per_h: Price of the rest for one hour, traffic included.
-    """
+    """The plan without some of its PrfaaS clusters."""
 
     names: tuple[str, ...]
+    """Clusters that are left out."""
     gain: float
+    """Gain at equal cost of the rest, exact."""
     rate_per_s: float
+    """Λ_max of the rest, req/s."""
     offload_threshold: int | None
+    """t of the rest, tokens."""
     price_per_h: float
+    """Price of the rest for one hour, traffic included."""
 
     @property
     def clause(self) -> str:
@@ -44,12 +41,8 @@ class LeftOut:
 def better_without(question: Question, gain: float) -> LeftOut | None:
     """The clusters whose leaving out raises the gain most, one after the other; None without any.
 
-    At least one cluster is kept. What the rest cannot carry of a demand, or not within a target,
-    is no alternative.
-
-    Args:
-        gain: Gain at equal cost of all clusters, exact.
-    """
+    At least one cluster is kept. What the rest cannot carry of a demand, or not within a target, is
+    no alternative. `gain`: Gain at equal cost of all clusters, exact."""
     best, found = question.problem, None
     while len(best.prfaas) > 1:
         tried = [_without(question, best, index) for index in range(len(best.prfaas))]
@@ -87,23 +80,18 @@ class VerdictAnswer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer and its reason.
-
-    Args:
-        answer: Pays when the gain at equal cost is positive in both modes and no single input,
-            20 % lower or higher, turns it; does not pay when all of these are zero or negative,
-            also without some of the PrfaaS clusters; depends otherwise. A target or demand that
-            cannot be met does not pay.
-        sentence: The answer with its numbers.
-        turning: Inputs that turn the sign within their swing.
-        between: Least and largest gain with any one input 20 % lower or higher; None with an
-            obstacle.
-    """
+    """The answer and its reason."""
 
     answer: VerdictAnswer
+    """Pays when the gain at equal cost is positive in both modes and no single input, 20 % lower or
+    higher, turns it; does not pay when all of these are zero or negative, also without some of the
+    PrfaaS clusters; depends otherwise. A target or demand that cannot be met does not pay."""
     sentence: str
+    """The answer with its numbers."""
     turning: tuple[str, ...]
+    """Inputs that turn the sign within their swing."""
     between: tuple[float, float] | None = None
+    """Least and largest gain with any one input 20 % lower or higher; None with an obstacle."""
 
 
 def judge(

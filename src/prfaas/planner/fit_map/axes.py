@@ -24,18 +24,15 @@ _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Values of each axis, rising.
-
-    Args:
-        bits_per_s: Bandwidth of all links together, what transfers can use of it without loss.
-        loss: Share of segments lost at random, in [0, 1).
-        length_factors: Factor of the plan's prompt lengths.
-    """
+    """Values of each axis, rising."""
 
     bits_per_s: tuple[float, ...]
+    """Bandwidth of all links together, what transfers can use of it without loss."""
     rtt_s: tuple[float, ...]
     loss: tuple[float, ...]
+    """Share of segments lost at random, in [0, 1)."""
     length_factors: tuple[float, ...]
+    """Factor of the plan's prompt lengths."""
 
     @property
     def num_points(self) -> int:
@@ -47,12 +44,8 @@ class Axes:
 def parse_axes(
     bandwidths: str = BANDWIDTHS, rtts: str = RTTS, losses: str = LOSSES, lengths: str = LENGTHS
 ) -> Axes:
-    """Axes from lists that are separated by commas.
-
-    Raises:
-        ConfigError: A value has no unit or is out of range, a list does not rise, or the map
-            becomes too large.
-    """
+    """Axes from lists that are separated by commas. `ConfigError`: A value has no unit or is out of
+    range, a list does not rise, or the map becomes too large."""
     axes = Axes(
         _values("--bandwidths", bandwidths, _bandwidth),
         _values("--rtts", rtts, lambda text: parse_duration(text) / NS_PER_S),

@@ -21,19 +21,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Mix:
-    """The map of one mix of lengths.
-
-    Args:
-        factor: Factor of the plan's prompt lengths.
-        mean_tokens: Mean incremental length, tokens.
-        points: (loss, round trip, bandwidth) -> point.
-        crossovers: (loss, round trip) -> bandwidth at which it begins to pay.
-    """
+    """The map of one mix of lengths."""
 
     factor: float
+    """Factor of the plan's prompt lengths."""
     mean_tokens: float
+    """Mean incremental length, tokens."""
     points: dict[tuple[float, float, float], Point]
+    """(loss, round trip, bandwidth) -> point."""
     crossovers: dict[tuple[float, float], Crossover]
+    """(loss, round trip) -> bandwidth at which it begins to pay."""
 
     def reasons(self) -> Counter[str]:
         """Points that are not yet proven, by the reason's kind."""
@@ -42,35 +39,28 @@ class Mix:
 
 @dataclass(frozen=True)
 class Moved:
-    """Crossover at one round trip and loss with the plan's own lengths, and what would move it.
-
-    Args:
-        path: Round trip and loss; its bandwidth means nothing.
-        movers: Changes, the largest reduction first.
-    """
+    """Crossover at one round trip and loss with the plan's own lengths, and what would move it."""
 
     path: TcpPath
+    """Round trip and loss; its bandwidth means nothing."""
     base: Crossover
     movers: list[Mover]
+    """Changes, the largest reduction first."""
 
 
 @dataclass(frozen=True)
 class FitMap:
-    """The map of one question.
-
-    Args:
-        axes: The points of the map.
-        transport: Both ends of the links; `num_nodes` 0 is one for each host.
-        mixes: One for each length factor.
-        moved: What would move the crossover, at the shortest, the middle and the longest round
-            trip.
-    """
+    """The map of one question."""
 
     title: str
     axes: Axes
+    """The points of the map."""
     transport: TcpEnds
+    """Both ends of the links; `num_nodes` 0 is one for each host."""
     mixes: list[Mix]
+    """One for each length factor."""
     moved: list[Moved]
+    """What would move the crossover, at the shortest, the middle and the longest round trip."""
 
     @property
     def shown_loss(self) -> float:

@@ -58,22 +58,19 @@ class Doubt(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of the map.
-
-    Args:
-        path: Bandwidth, round trip and loss.
-        goodput_bits_per_s: What TCP carries of the bandwidth.
-        gain: At equal cost; inf where only the homogeneous fleet fails.
-        doubt: Why it is not yet proven, or None.
-        reason: The same with figures, for people; "" where it is proven.
-    """
+    """A point of the map."""
 
     path: TcpPath
+    """Bandwidth, round trip and loss."""
     goodput_bits_per_s: float
+    """What TCP carries of the bandwidth."""
     gain: float
+    """At equal cost; inf where only the homogeneous fleet fails."""
     fit: Fit
     doubt: Doubt | None = None
+    """Why it is not yet proven, or None."""
     reason: str = ""
+    """The same with figures, for people; "" where it is proven."""
 
 
 @dataclass(frozen=True)
@@ -81,18 +78,15 @@ class PathPlans:
     """Plans of one problem on any path.
 
     Several PrfaaS clusters have the round trip and loss of the path each, and keep their shares of
-    the bandwidth.
-
-    Args:
-        problem: The question; its links count only as shares of the bandwidth.
-        transport: Both ends; `num_nodes` 0 is what the plan has for each link, `connections` 0 what
-            a node opens.
-        demand_per_s: Demand, req/s, or None.
-    """
+    the bandwidth."""
 
     problem: Problem
+    """The question; its links count only as shares of the bandwidth."""
     transport: TcpEnds
+    """Both ends; `num_nodes` 0 is what the plan has for each link, `connections` 0 what a node
+    opens."""
     demand_per_s: float | None = None
+    """Demand, req/s, or None."""
 
     @cached_property
     def _extrapolated(self) -> float:
@@ -200,11 +194,8 @@ TOLERANCE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """Bandwidth above which the gain at equal cost is positive.
-
-    Args:
-        bits_per_s: Bandwidth; 0 when it pays at any, inf when at none.
-    """
+    """Bandwidth above which the gain at equal cost is positive. `bits_per_s`: Bandwidth; 0 when it
+    pays at any, inf when at none."""
 
     bits_per_s: float
 
@@ -217,11 +208,8 @@ class Crossover:
 
 
 def crossover(gain: Callable[[float], float]) -> Crossover:
-    """Find the bandwidth at which a gain turns positive, by bisection.
-
-    Args:
-        gain: Gain at equal cost at a bandwidth, bit/s; rises with it.
-    """
+    """Find the bandwidth at which a gain turns positive, by bisection. `gain`: Gain at equal cost
+    at a bandwidth, bit/s; rises with it."""
     low, high = LEAST_BITS_PER_S, MOST_BITS_PER_S
     if gain(high) <= 0:
         return Crossover(math.inf)
@@ -240,17 +228,14 @@ _PATH_INPUTS = (": bandwidth", ": round trip")
 
 @dataclass(frozen=True, slots=True)
 class Mover:
-    """A change, and where the crossover goes.
-
-    Args:
-        what: The change, for people.
-        ratio: New crossover over the old one, never NaN: 0 when it pays now and never did, or at
-            any bandwidth; inf when it no longer pays.
-    """
+    """A change, and where the crossover goes."""
 
     what: str
+    """The change, for people."""
     crossover: Crossover
     ratio: float
+    """New crossover over the old one, never NaN: 0 when it pays now and never did, or at any
+    bandwidth; inf when it no longer pays."""
 
 
 def movers(plans: PathPlans, path: TcpPath, base: Crossover) -> list[Mover]:

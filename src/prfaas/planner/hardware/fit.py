@@ -18,26 +18,23 @@ _COLD_MIN = 0.9  # of a cold prompt's time: a prompt that takes as long was not 
 
 @dataclass(frozen=True, slots=True)
 class PrefillFit:
-    """Quality of a fit through the knots.
-
-    Args:
-        seconds: Medians, raised where they fell, s.
-        num_raised: Medians that had to be raised.
-        coefficients: a, b, c >= 0 of T = a + b l + c l^2, s and tokens.
-        r_squared: Share of the variance that the quadratic explains.
-        quadratic_error_max: Largest relative error of the quadratic.
-        left_out_error_max: Largest relative error when a knot is predicted from the others; None
-            with fewer than 4 knots.
-        spread_max: Largest spread of repeats relative to their median.
-    """
+    """Quality of a fit through the knots."""
 
     seconds: tuple[float, ...]
+    """Medians, raised where they fell, s."""
     num_raised: int
+    """Medians that had to be raised."""
     coefficients: tuple[float, float, float]
+    """a, b, c >= 0 of T = a + b l + c l^2, s and tokens."""
     r_squared: float
+    """Share of the variance that the quadratic explains."""
     quadratic_error_max: float
+    """Largest relative error of the quadratic."""
     left_out_error_max: float | None
+    """Largest relative error when a knot is predicted from the others; None with fewer than 4
+    knots."""
     spread_max: float
+    """Largest spread of repeats relative to their median."""
 
     def words(self) -> str:
         """One line for people."""
@@ -56,11 +53,7 @@ class PrefillFit:
 
 
 def fit_prefill(samples: list[MeasuredPoint]) -> PrefillFit:
-    """Quality of measured knots.
-
-    Args:
-        samples: At least 2, lengths rising.
-    """
+    """Quality of measured knots. `samples`: At least 2, lengths rising."""
     x = np.array([s.x for s in samples])
     medians = np.array([s.median for s in samples])
     y = np.maximum.accumulate(medians)
@@ -98,17 +91,14 @@ def _left_out(x: FloatArray, y: FloatArray) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ResumedFit:
-    """Times of resumed prefills beside their new tokens, R of `PrefillProfile`.
-
-    Args:
-        prefixes: Cached tokens, rising; empty if none were measured.
-        seconds: R at each, at least 0, s.
-        error_max: Largest relative error of T(prefix, new) at a measured point.
-    """
+    """Times of resumed prefills beside their new tokens, R of `PrefillProfile`."""
 
     prefixes: tuple[int, ...] = ()
+    """Cached tokens, rising; empty if none were measured."""
     seconds: tuple[float, ...] = ()
+    """R at each, at least 0, s."""
     error_max: float = 0.0
+    """Largest relative error of T(prefix, new) at a measured point."""
 
     def words(self) -> str:
         """A clause for people; "" if none were measured."""

@@ -31,17 +31,14 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer of an engine.
-
-    Args:
-        prompt_tokens: Prompt tokens as the engine counted them.
-        cached_tokens: Prompt tokens served by its prefix cache; None if not reported.
-        token_times_s: When each output token arrived, counted from sending the request, s.
-    """
+    """One answer of an engine."""
 
     prompt_tokens: int
+    """Prompt tokens as the engine counted them."""
     cached_tokens: int | None
+    """Prompt tokens served by its prefix cache; None if not reported."""
     token_times_s: tuple[float, ...]
+    """When each output token arrived, counted from sending the request, s."""
 
 
 class NoPrefixCacheError(EngineError):
@@ -66,15 +63,12 @@ class MeasuredEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPoint:
-    """Repeated measurements of one point.
-
-    Args:
-        x: Length in tokens, or batch.
-        seconds: One time for each repeat, s.
-    """
+    """Repeated measurements of one point."""
 
     x: float
+    """Length in tokens, or batch."""
     seconds: tuple[float, ...]
+    """One time for each repeat, s."""
 
     @property
     def median(self) -> float:
@@ -92,11 +86,8 @@ class MeasuredPoint:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts that no cache has seen.
-
-    Args:
-        token_id_max: Highest token id used; ids below 3 are left to special tokens.
-    """
+    """Prompts that no cache has seen. `token_id_max`: Highest token id used; ids below 3 are left
+    to special tokens."""
 
     rng: random.Random
     token_id_max: int
@@ -207,11 +198,7 @@ async def measure_decode(
 
 def step_times(streams: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """Gaps between tokens while all streams were running, s; EngineError if the last stream started
-    after the first had ended.
-
-    Args:
-        streams: Arrival times of the tokens of each stream, s.
-    """
+    after the first had ended. `streams`: Arrival times of the tokens of each stream, s."""
     start = max(times[0] for times in streams)
     end = min(times[-1] for times in streams)
     gaps = [

@@ -27,23 +27,20 @@ class PrefillProfile:
         T(prefix, new) = max(T(new), T(prefix + new) - T(prefix) + R(prefix))
 
     R is the time of a resumed prefill beside its tokens: the fixed time of a cold one, and what was
-    measured beyond (loading the prefix, expanding its latents).
-
-    Args:
-        source: Where the knots come from.
-        lengths: Prompt lengths of the knots, tokens, rising, at least 2.
-        seconds: Prefill time at each knot, s, never falling.
-        extrapolate: Extend the end segments outside the knots. Without it, a workload outside the
-            range is an error.
-        prefixes: Cached prefixes at which R was measured, tokens, rising; may be empty.
-    """
+    measured beyond (loading the prefix, expanding its latents)."""
 
     name: str
     source: str
+    """Where the knots come from."""
     lengths: tuple[float, ...]
+    """Prompt lengths of the knots, tokens, rising, at least 2."""
     seconds: tuple[float, ...]
+    """Prefill time at each knot, s, never falling."""
     extrapolate: bool = False
+    """Extend the end segments outside the knots. Without it, a workload outside the range is an
+    error."""
     prefixes: tuple[float, ...] = ()
+    """Cached prefixes at which R was measured, tokens, rising; may be empty."""
     resume_seconds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -116,11 +113,8 @@ class PrefillProfile:
         return np.asarray(np.where(prefix > 0, np.maximum(cold, warm), cold), dtype=np.float64)
 
     def at(self, num_tokens: FloatArray) -> FloatArray:
-        """Time of a cold prefill at each length, s.
-
-        Args:
-            num_tokens: Tokens, any shape; the end segments are extended outside the knots.
-        """
+        """Time of a cold prefill at each length, s. `num_tokens`: Tokens, any shape; the end
+        segments are extended outside the knots."""
         x, y = np.array(self.lengths), np.array(self.seconds)
         inside = self._curve(np.clip(num_tokens, x[0], x[-1]))
         head, tail = (y[1] - y[0]) / (x[1] - x[0]), (y[-1] - y[-2]) / (x[-1] - x[-2])
@@ -158,20 +152,17 @@ class PrefillProfile:
 
 @dataclass(frozen=True)
 class DecodeProfile:
-    """Decode step time of one instance by batch and context.
-
-    Args:
-        source: Where the numbers come from.
-        batches: Batch sizes, rising, at least 1.
-        contexts: Context lengths, tokens, rising, at least 1.
-        step_seconds: `step_seconds[i][j]` is the step time at `batches[i]`, `contexts[j]`, s.
-    """
+    """Decode step time of one instance by batch and context."""
 
     name: str
     source: str
+    """Where the numbers come from."""
     batches: tuple[int, ...]
+    """Batch sizes, rising, at least 1."""
     contexts: tuple[float, ...]
+    """Context lengths, tokens, rising, at least 1."""
     step_seconds: tuple[tuple[float, ...], ...]
+    """`step_seconds[i][j]` is the step time at `batches[i]`, `contexts[j]`, s."""
 
     def __post_init__(self) -> None:
         table = self.step_seconds

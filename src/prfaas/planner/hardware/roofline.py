@@ -34,16 +34,13 @@ from prfaas.planner.model.kv_geometry import FloatArray, KvGeometry, LayerKind, 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Size of a model, for the roofline.
-
-    Args:
-        active_parameters: Weights that one token uses.
-        config: `config.json`, for the attention shapes.
-    """
+    """Size of a model, for the roofline."""
 
     parameters: float
     active_parameters: float
+    """Weights that one token uses."""
     config: Mapping[str, object]
+    """`config.json`, for the attention shapes."""
 
 
 def prefill_flops(geometry: KvGeometry, model: ModelSize, num_tokens: FloatArray) -> FloatArray:
@@ -136,27 +133,24 @@ _CONTEXTS = tuple(float(2**k) for k in range(8, 21))
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """An instance described by its peaks.
-
-    Args:
-        accelerator: Peak figures of one GPU.
-        weights: "int4", "fp8" or "bf16": bytes per weight and the matching tensor peak; int4
-            weights are multiplied at the bf16 peak.
-        prefill_efficiency: Share of the tensor peak that prefill reaches, in (0, 1].
-        decode_efficiency: Share of the memory bandwidth that decode reaches, in (0, 1].
-        overhead_s: Fixed time of a prefill, s.
-        source: Where the efficiencies come from.
-        step_overhead_s: Fixed time of a decode step, s: launches, collectives, scheduling.
-    """
+    """An instance described by its peaks."""
 
     accelerator: Accelerator
+    """Peak figures of one GPU."""
     num_gpus: int
     weights: str
+    """"int4", "fp8" or "bf16": bytes per weight and the matching tensor peak; int4 weights are
+    multiplied at the bf16 peak."""
     prefill_efficiency: float
+    """Share of the tensor peak that prefill reaches, in (0, 1]."""
     decode_efficiency: float
+    """Share of the memory bandwidth that decode reaches, in (0, 1]."""
     overhead_s: float
+    """Fixed time of a prefill, s."""
     source: str
+    """Where the efficiencies come from."""
     step_overhead_s: float = 0.0
+    """Fixed time of a decode step, s: launches, collectives, scheduling."""
 
     def __post_init__(self) -> None:
         if self.weights not in _WEIGHT_BYTES:
@@ -210,11 +204,8 @@ def prefill_profile(
 def decode_profile(
     name: str, roofline: Roofline, geometry: KvGeometry, model: ModelSize
 ) -> DecodeProfile:
-    """Decode step times of the roofline, for batches up to 512 that fit into memory.
-
-    Raises:
-        ConfigError: The weights leave no memory for KV cache.
-    """
+    """Decode step times of the roofline, for batches up to 512 that fit into memory. `ConfigError`:
+    The weights leave no memory for KV cache."""
     require_room(name, roofline, model)
     table = tuple(
         tuple(_step_s(roofline, geometry, model, batch, context) for context in _CONTEXTS)

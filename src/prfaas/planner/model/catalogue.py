@@ -21,35 +21,29 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 class CatalogueModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A public model: the fields of its `config.json` that matter here, and their source.
-
-    Args:
-        name: As its publisher writes it.
-        source: Where the config fields were read.
-        active_parameters: Weights that one token uses.
-        parameters_source: Where the two counts come from.
-        config: Fields of `config.json`.
-    """
+    """A public model: the fields of its `config.json` that matter here, and their source."""
 
     name: str
+    """As its publisher writes it."""
     source: str
+    """Where the config fields were read."""
     parameters: float
     active_parameters: float
+    """Weights that one token uses."""
     parameters_source: str
+    """Where the two counts come from."""
     config: dict[str, object]
+    """Fields of `config.json`."""
 
 
 class Accelerator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Peak figures of one accelerator.
-
-    Args:
-        bf16_flop_per_s: Dense bf16 tensor throughput.
-        fp8_flop_per_s: Dense fp8 tensor throughput.
-    """
+    """Peak figures of one accelerator."""
 
     name: str
     bf16_flop_per_s: float
+    """Dense bf16 tensor throughput."""
     fp8_flop_per_s: float
+    """Dense fp8 tensor throughput."""
     memory_bytes_per_s: float
     memory_bytes: float
     source: str
@@ -73,11 +67,8 @@ def accelerators() -> Mapping[str, Accelerator]:
 
 
 def find_model(key: str) -> CatalogueModel:
-    """A model by its catalogue key or its name, in any case.
-
-    Raises:
-        ConfigError: There is no such model; the message names the nearest.
-    """
+    """A model by its catalogue key or its name, in any case. `ConfigError`: There is no such model;
+    the message names the nearest."""
     by_name = {m.name.lower(): m for m in models().values()}
     found = models().get(key) or by_name.get(key.lower())
     if found is None:

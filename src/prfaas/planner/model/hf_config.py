@@ -2,7 +2,7 @@
 
 The fields decide, not the name of the architecture: `hf_layers` gives the cache of each layer,
 `hf_groups` its size. A config is accepted only if every field that is set was read or is known not
-to matter (`hf_fields`), also for architectures that are well known.
+to matter (`hf_reader`), also for architectures that are well known.
 """
 
 from __future__ import annotations
@@ -65,11 +65,8 @@ def read_quantization_beside(config: dict[str, Any], path: Path) -> None:
     """Add the `hf_quant_config.json` beside a `config.json` that has no `quantization_config`;
     ConfigError if the file is there and cannot be read.
 
-    ModelOpt before 0.31 wrote that file; engines read it.
-
-    Args:
-        config: The parsed `config.json`; changed in place.
-    """
+    ModelOpt before 0.31 wrote that file; engines read it. `config`: The parsed `config.json`;
+    changed in place."""
     beside = path.with_name("hf_quant_config.json")
     if config.get("quantization_config") is not None or not beside.is_file():
         return

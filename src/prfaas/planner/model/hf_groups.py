@@ -59,15 +59,12 @@ _INDEXER_SCALED_ELEMENTS = 128
 
 @dataclass(frozen=True, slots=True)
 class Dtypes:
-    """Formats the groups are stored in.
-
-    Args:
-        kv: Keys, values and latents.
-        conv: Convolution inputs: the model's dtype.
-    """
+    """Formats the groups are stored in."""
 
     kv: str
+    """Keys, values and latents."""
     conv: str
+    """Convolution inputs: the model's dtype."""
     state: str
 
 

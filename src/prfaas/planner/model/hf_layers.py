@@ -66,15 +66,12 @@ _SUPERSEDED = (
 
 
 class Layer(NamedTuple):
-    """One layer with a cache of its own.
-
-    Attributes:
-        kind: FULL, SLIDING, CHUNKED, STATE, CONV or PARALLEL.
-        overrides: Fields whose value in this layer is not the model's, sorted by name.
-    """
+    """One layer with a cache of its own."""
 
     kind: str
+    """FULL, SLIDING, CHUNKED, STATE, CONV or PARALLEL."""
     overrides: tuple[tuple[str, object], ...] = ()
+    """Fields whose value in this layer is not the model's, sorted by name."""
 
 
 def layers(config: ConfigReader) -> list[Layer]:
@@ -249,32 +246,21 @@ def _kda_lists(config: ConfigReader, num_layers: int) -> list[str]:
     return [FULL if i + 1 in full else STATE for i in range(num_layers)]
 
 
-def _attn_type_list(config: ConfigReader, _num_layers: int) -> list[str]:
-    return [FULL if kind == 1 else STATE for kind in config.integers("attn_type_list")]
-
-
-def _hybrid_layer_pattern(config: ConfigReader, _num_layers: int) -> list[str]:
-    return [SLIDING if flag == 1 else FULL for flag in config.integers("hybrid_layer_pattern")]
-
-
 def _layer_group_size(config: ConfigReader, num_layers: int) -> list[str]:
     group = config.integer("layer_group_size")
     whole = num_layers // group * group
     return [FULL if (i + 1) % group == 0 or i >= whole else STATE for i in range(num_layers)]
 
 
-def _attn_layer_indices(config: ConfigReader, num_layers: int) -> list[str]:
-    full = set(config.integers("attn_layer_indices"))
-    return [FULL if i in full else STATE for i in range(num_layers)]
+def _listed(config: ConfigReader, num_layers: int, field: str, others: str) -> list[str]:
+    """Full attention in the layers that a field lists, numbered from 0."""
+    full = set(config.integers(field))
+    return [FULL if i in full else others for i in range(num_layers)]
 
 
-def _full_attn_idxs(config: ConfigReader, num_layers: int) -> list[str]:
-    full = set(config.integers("full_attn_idxs"))  # LFM2, numbered from 0
-    return [FULL if i in full else CONV for i in range(num_layers)]
-
-
-def _global_attn_every_n_layers(config: ConfigReader, num_layers: int) -> list[str]:
-    return _every(num_layers, config.positive("global_attn_every_n_layers"), SLIDING)
+def _flagged(config: ConfigReader, field: str, one: str, others: str) -> list[str]:
+    """A kind of layer for each 1 that a field has."""
+    return [one if flag == 1 else others for flag in config.integers(field)]
 
 
 def _attn_layer_period(config: ConfigReader, num_layers: int) -> list[str]:
@@ -314,13 +300,15 @@ def _windows(config: ConfigReader, num_layers: int) -> list[str]:
 # Field -> how it assigns kinds; the first field that is there decides.
 _RULES: dict[str, Callable[[ConfigReader, int], list[str]]] = {
     "linear_attn_config": _kda_lists,
-    "attn_type_list": _attn_type_list,
-    "hybrid_layer_pattern": _hybrid_layer_pattern,
+    "attn_type_list": lambda c, _: _flagged(c, "attn_type_list", FULL, STATE),
+    "hybrid_layer_pattern": lambda c, _: _flagged(c, "hybrid_layer_pattern", SLIDING, FULL),
     "layer_group_size": _layer_group_size,
     "full_attention_interval": lambda c, n: _every(n, c.integer("full_attention_interval"), STATE),
-    "attn_layer_indices": _attn_layer_indices,
-    "full_attn_idxs": _full_attn_idxs,
-    "global_attn_every_n_layers": _global_attn_every_n_layers,
+    "attn_layer_indices": lambda c, n: _listed(c, n, "attn_layer_indices", STATE),
+    "full_attn_idxs": lambda c, n: _listed(c, n, "full_attn_idxs", CONV),
+    "global_attn_every_n_layers": lambda c, n: _every(
+        n, c.positive("global_attn_every_n_layers"), SLIDING
+    ),
     "attn_layer_period": _attn_layer_period,
     "no_rope_layers": _no_rope_layers,
     "no_rope_layer_interval": _no_rope_layer_interval,

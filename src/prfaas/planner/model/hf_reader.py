@@ -2,11 +2,16 @@
 
 The data file of defaults is written by `tests/planner/hf_defaults.py` and compared with the
 installed library by `tests/planner/test_hf_defaults.py`.
+
+A config is accepted only if every field that is set was read, or is listed in
+`data/harmless_fields.txt`, whatever the architecture. An unknown field is named in an error and not
+ignored. `tests/planner/test_hf_zoo.py` checks the list against all causal models of `transformers`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -14,7 +19,6 @@ from types import MappingProxyType
 from typing import Any
 
 from prfaas.errors import ConfigError
-from prfaas.planner.model.hf_fields import is_harmless
 
 _NONE: Mapping[str, object] = MappingProxyType({})
 
@@ -94,11 +98,8 @@ class ConfigReader:
         return self._get(field) is not None
 
     def integer(self, *names: str, default: int | None = None) -> int:
-        """The first of these fields that is there, as an integer.
-
-        Raises:
-            ConfigError: None is there and there is no default, or the value is no integer >= 0.
-        """
+        """The first of these fields that is there, as an integer. `ConfigError`: None is there and
+        there is no default, or the value is no integer >= 0."""
         # A name that the file has comes before the default of another.
         for name in sorted(names, key=lambda name: self._fields.get(name) is None):
             value = self._get(name)
@@ -232,3 +233,18 @@ def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:
         if isinstance(nested, Mapping):
             return _text_part(nested)
     return config
+
+
+@cache
+def _harmless() -> tuple[frozenset[str], re.Pattern[str]]:
+    """Names, and the families of names."""
+    text = resources.files("prfaas.planner").joinpath("data/harmless_fields.txt").read_text()
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    names = frozenset(line for line in lines if not line.startswith("~"))
+    return names, re.compile("|".join(f"(?:{line[1:]})" for line in lines if line[0] == "~"))
+
+
+def is_harmless(field: str) -> bool:
+    """Return True if the field is known not to change the size of a KV cache."""
+    names, families = _harmless()
+    return field in names or families.fullmatch(field) is not None

@@ -118,23 +118,20 @@ class LayerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers whose caches have the same size and behave the same way.
-
-    Args:
-        kind: How the cache grows.
-        num_layers: Layers in the group, at least 1.
-        token_bytes: Bytes per token in one layer; 0 for a pure state.
-        state_bytes: Bytes per sequence in one layer that do not depend on its length.
-        window: Tokens kept at most; None keeps all.
-        detail: The shape in words, for people.
-    """
+    """Layers whose caches have the same size and behave the same way."""
 
     kind: LayerKind
+    """How the cache grows."""
     num_layers: int
+    """Layers in the group, at least 1."""
     token_bytes: int = 0
+    """Bytes per token in one layer; 0 for a pure state."""
     state_bytes: int = 0
+    """Bytes per sequence in one layer that do not depend on its length."""
     window: int | None = None
+    """Tokens kept at most; None keeps all."""
     detail: str = ""
+    """The shape in words, for people."""
 
     def kept_tokens(self, num_tokens: int) -> int:
         """Tokens of a prompt of `num_tokens` whose keys the group still holds."""
@@ -155,19 +152,16 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class KvGeometry:
-    """The KV cache of one model.
-
-    Args:
-        name: Model name, for people.
-        groups: At least one layer group.
-        kv_dtype: Format of keys, values and latents.
-        state_dtype: Format of recurrent states.
-    """
+    """The KV cache of one model."""
 
     name: str
+    """Model name, for people."""
     groups: tuple[LayerGroup, ...]
+    """At least one layer group."""
     kv_dtype: str = "bfloat16"
+    """Format of keys, values and latents."""
     state_dtype: str = "bfloat16"
+    """Format of recurrent states."""
 
     @property
     def token_bytes(self) -> int:

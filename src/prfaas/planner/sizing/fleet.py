@@ -24,29 +24,23 @@ _SECONDS_PER_H = 3600
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Instances and settings that carry a demand.
-
-    Args:
-        prfaas: Instances of each PrfaaS cluster.
-        pd: Instances of the PD cluster.
-        offload_threshold: t, tokens; None when nothing is offloaded.
-        price_per_h: Price of machines, and of traffic at the demand, for one hour.
-    """
+    """Instances and settings that carry a demand."""
 
     prfaas: tuple[int, ...]
+    """Instances of each PrfaaS cluster."""
     pd: int
+    """Instances of the PD cluster."""
     num_prefill: int
     offload_threshold: float | None
+    """t, tokens; None when nothing is offloaded."""
     price_per_h: float
+    """Price of machines, and of traffic at the demand, for one hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """The cheapest fleets for a demand; None where none within the limit carries it.
-
-    Args:
-        cheapest: With or without PrfaaS instances, whichever costs less.
-    """
+    """The cheapest fleets for a demand; None where none within the limit carries it. `cheapest`:
+    With or without PrfaaS instances, whichever costs less."""
 
     demand_per_s: float
     cheapest: Fleet | None
@@ -200,19 +194,16 @@ LARGER = (1.05, 1.1, 1.2, 1.4)
 
 @dataclass(frozen=True)
 class FleetCandidate:
-    """A fleet with its settings, and the planner's claim about it.
-
-    Args:
-        problem: The question with the fleet's numbers of instances.
-        carries: The planner's answer: it carries the demand within the targets.
-        price_per_h: Price of the machines, and of traffic at the demand, for one hour.
-    """
+    """A fleet with its settings, and the planner's claim about it."""
 
     name: str
     problem: Problem
+    """The question with the fleet's numbers of instances."""
     found: OperatingPoint
     carries: bool
+    """The planner's answer: it carries the demand within the targets."""
     price_per_h: float
+    """Price of the machines, and of traffic at the demand, for one hour."""
 
 
 def sized(problem: Problem, fleet: Fleet) -> Problem:

@@ -32,22 +32,19 @@ INSTANCES_MAX = 2**14
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """A set of machines, how they are run, and what that costs.
-
-    Args:
-        operation: Settings and rates at Λ_max.
-        num_gpus: GPUs of the design; a baseline for the same money may have part of an instance.
-        gpu_price_per_h: Price of them for one hour.
-        link_price_per_h: Price of the traffic at Λ_max for one hour.
-        prompt_tokens_per_s: Prompt tokens, cached ones included, at Λ_max.
-    """
+    """A set of machines, how they are run, and what that costs."""
 
     name: str
     operation: OperatingPoint
+    """Settings and rates at Λ_max."""
     num_gpus: float
+    """GPUs of the design; a baseline for the same money may have part of an instance."""
     gpu_price_per_h: float
+    """Price of them for one hour."""
     link_price_per_h: float
+    """Price of the traffic at Λ_max for one hour."""
     prompt_tokens_per_s: float
+    """Prompt tokens, cached ones included, at Λ_max."""
 
     @property
     def price_per_h(self) -> float:
@@ -63,11 +60,8 @@ class Design:
 
 
 def gain_at_equal_cost(design: Design, other: Design) -> float:
-    """Gain of requests per unit of money of `design` over `other`: 0.15 is 15 % more.
-
-    Returns:
-        -1 when `design` sustains nothing; inf when only `other` does not.
-    """
+    """Gain of requests per unit of money of `design` over `other`: 0.15 is 15 % more. Returns -1
+    when `design` sustains nothing; inf when only `other` does not."""
     if np.isinf(design.price_per_mtoken):
         return -1.0
     return other.price_per_mtoken / design.price_per_mtoken - 1

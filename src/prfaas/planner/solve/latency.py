@@ -55,18 +55,15 @@ class TransferOverlap(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Time to first token, s.
-
-    Args:
-        mean: Mean; inf when a stage is saturated.
-        p90: 90th percentile.
-        p99: 99th percentile.
-    """
+    """Time to first token, s."""
 
     mean: float
+    """Mean; inf when a stage is saturated."""
     p50: float
     p90: float
+    """90th percentile."""
     p99: float
+    """99th percentile."""
 
     @property
     def p99_range(self) -> tuple[float, float]:
@@ -77,19 +74,16 @@ class Latency:
 
 @dataclass(frozen=True)
 class _Class:
-    """Requests that go the same way.
-
-    Args:
-        service_s: TTFT without waiting, s.
-        prefill_s: Time that the prefill instance is busy, s.
-        weight: Share of all requests.
-        num_servers: Instances that serve the class.
-    """
+    """Requests that go the same way."""
 
     service_s: FloatArray
+    """TTFT without waiting, s."""
     prefill_s: FloatArray
+    """Time that the prefill instance is busy, s."""
     weight: FloatArray
+    """Share of all requests."""
     num_servers: int
+    """Instances that serve the class."""
 
 
 def service_ttft(
@@ -98,11 +92,8 @@ def service_ttft(
     transfer: TransferOverlap = TransferOverlap.AFTER_PREFILL,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
 ) -> Latency:
-    """TTFT without any waiting.
-
-    Args:
-        transfer: The paper's way, or overlapped by chunks with one round trip, or not awaited.
-    """
+    """TTFT without any waiting. `transfer`: The paper's way, or overlapped by chunks with one round
+    trip, or not awaited."""
     classes = _classes(problem, found, transfer, chunk_tokens, link_load=0.0)
     return _latency([(c, 0.0, 0.0) for c in classes])
 
@@ -114,11 +105,8 @@ def queued_ttft(
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
 ) -> Latency:
     """TTFT with queueing at an arrival rate, transfers overlapped; ConfigError if the rate is not
-    above 0; returns all figures inf when a stage is saturated.
-
-    Args:
-        problem: The question; its workload gives the variation of arrivals.
-    """
+    above 0; returns all figures inf when a stage is saturated. `problem`: The question; its
+    workload gives the variation of arrivals."""
     if arrival_per_s <= 0:
         raise ConfigError(f"arrival rate is {arrival_per_s} req/s; it has to be above 0")
     link_load = _link_load(problem, found, arrival_per_s)

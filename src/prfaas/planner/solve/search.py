@@ -31,62 +31,55 @@ class Bottleneck(StrEnum):
 
 @dataclass(frozen=True)
 class SearchGrid:
-    """Λ at every point of the search, and the stages behind it.
-
-    Args:
-        num_prefill: N_p of each row, shape (S,).
-        terms: Loads at each of T thresholds.
-        clusters: Throughput of each PrfaaS cluster, req/s, shape (clusters, T).
-        prfaas: Θ_prfaas, req/s, shape (T,).
-        pd_prefill: Θ_pd-p, req/s, shape (S, T).
-        decode: Θ_pd-d, req/s, shape (S, T).
-        rate: Λ, req/s, shape (S, T).
-    """
+    """Λ at every point of the search, and the stages behind it."""
 
     num_prefill: FloatArray
+    """N_p of each row, shape (S,)."""
     terms: StageTerms
+    """Loads at each of T thresholds."""
     clusters: FloatArray
+    """Throughput of each PrfaaS cluster, req/s, shape (clusters, T)."""
     prfaas: FloatArray
+    """Θ_prfaas, req/s, shape (T,)."""
     pd_prefill: FloatArray
+    """Θ_pd-p, req/s, shape (S, T)."""
     decode: FloatArray
+    """Θ_pd-d, req/s, shape (S, T)."""
     rate: FloatArray
+    """Λ, req/s, shape (S, T)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """Settings of the system, and its sustained rate.
-
-    Args:
-        mode: How the stage terms were computed.
-        offload_threshold: t, tokens; None when nothing is routed by length.
-        num_prfaas: PrfaaS prefill instances of all clusters.
-        mean_long: l_long, tokens.
-        prfaas_per_s: Θ_prfaas, req/s; inf without offloading.
-        pd_prefill_per_s: Θ_pd-p, req/s; inf when all is offloaded.
-        decode_per_s: Θ_pd-d, req/s.
-        egress_bits_per_s: Traffic of all PrfaaS links at Λ_max, as the network sees it.
-        cluster_shares: Share of the offloaded requests that each PrfaaS cluster takes.
-        traffic_shares: Share of the traffic of each PrfaaS link; differs where one codes and
-            another does not.
-        capacity_per_s: Rate Λ at which each stage alone would bind, req/s.
-    """
+    """Settings of the system, and its sustained rate."""
 
     mode: StageMode
+    """How the stage terms were computed."""
     offload_threshold: float | None
+    """t, tokens; None when nothing is routed by length."""
     num_prfaas: int
+    """PrfaaS prefill instances of all clusters."""
     num_prefill: int
     num_decode: int
     offload_fraction: float
     mean_long: float
+    """l_long, tokens."""
     mean_short: float
     prfaas_per_s: float
+    """Θ_prfaas, req/s; inf without offloading."""
     pd_prefill_per_s: float
+    """Θ_pd-p, req/s; inf when all is offloaded."""
     decode_per_s: float
+    """Θ_pd-d, req/s."""
     rate_per_s: float
     egress_bits_per_s: float
+    """Traffic of all PrfaaS links at Λ_max, as the network sees it."""
     cluster_shares: tuple[float, ...]
+    """Share of the offloaded requests that each PrfaaS cluster takes."""
     traffic_shares: tuple[float, ...]
+    """Share of the traffic of each PrfaaS link; differs where one codes and another does not."""
     capacity_per_s: dict[Bottleneck, float]
+    """Rate Λ at which each stage alone would bind, req/s."""
 
     @property
     def whole_threshold(self) -> int | None:
@@ -283,21 +276,18 @@ def check_threshold(problem: Problem, threshold: float) -> None:
 
 @dataclass(frozen=True)
 class Curve:
-    """Rates along one setting; a stage without load is nan.
-
-    Args:
-        x: Thresholds in tokens, or N_p; shape (X,).
-        prfaas: Rate at which PrfaaS binds, req/s, shape (X,).
-        pd_prefill: Rate at which PD-P binds, req/s, shape (X,).
-        decode: Rate at which PD-D binds, req/s, shape (X,).
-        rate: Λ, req/s, shape (X,).
-    """
+    """Rates along one setting; a stage without load is nan."""
 
     x: FloatArray
+    """Thresholds in tokens, or N_p; shape (X,)."""
     prfaas: FloatArray
+    """Rate at which PrfaaS binds, req/s, shape (X,)."""
     pd_prefill: FloatArray
+    """Rate at which PD-P binds, req/s, shape (X,)."""
     decode: FloatArray
+    """Rate at which PD-D binds, req/s, shape (X,)."""
     rate: FloatArray
+    """Λ, req/s, shape (X,)."""
 
 
 def against_threshold(problem: Problem, found: OperatingPoint) -> Curve:

@@ -23,11 +23,8 @@ SWING = 0.20
 
 @dataclass(frozen=True, slots=True)
 class ShadowValue:
-    """Gain of Λ from one more unit of a resource, settings re-optimised.
-
-    Args:
-        what: The unit, for people.
-    """
+    """Gain of Λ from one more unit of a resource, settings re-optimised. `what`: The unit, for
+    people."""
 
     what: str
     rate_gain_per_s: float
@@ -35,17 +32,14 @@ class ShadowValue:
 
 @dataclass(frozen=True, slots=True)
 class GainSwing:
-    """Gain at equal cost when one input is lower and higher.
-
-    Args:
-        what: The input, for people.
-        low: Gain with the input lower.
-        high: Gain with the input higher.
-    """
+    """Gain at equal cost when one input is lower and higher."""
 
     what: str
+    """The input, for people."""
     low: float
+    """Gain with the input lower."""
     high: float
+    """Gain with the input higher."""
 
     @property
     def width(self) -> float:
@@ -55,15 +49,12 @@ class GainSwing:
 
 @dataclass(frozen=True, slots=True)
 class BreakEvenPrice:
-    """Price of traffic at which PrfaaS-PD stops paying.
-
-    Args:
-        per_tb: Price of 10**12 bytes, 0 or more; None when there is none.
-        reason: Why there is none, or "".
-    """
+    """Price of traffic at which PrfaaS-PD stops paying."""
 
     per_tb: float | None
+    """Price of 10**12 bytes, 0 or more; None when there is none."""
     reason: str
+    """Why there is none, or ""."""
 
 
 def shadow_values(problem: Problem, mode: StageMode, base_rate_per_s: float) -> list[ShadowValue]:
@@ -194,11 +185,8 @@ def with_bandwidth(problem: Problem, factor: float) -> Problem:
 
 
 def break_even_bandwidth(problem: Problem, mode: StageMode) -> float | None:
-    """Bandwidth of all links together below which PrfaaS-PD loses at equal cost, bit/s.
-
-    Returns:
-        None when no bandwidth makes it pay; 0 when it pays at any.
-    """
+    """Bandwidth of all links together below which PrfaaS-PD loses at equal cost, bit/s. Returns
+    None when no bandwidth makes it pay; 0 when it pays at any."""
     total = sum(c.link.bits_per_s for c in problem.prfaas)
     low, high = 1e-6, 1e4
     if gain(with_bandwidth(problem, high), mode) <= 0:

@@ -40,25 +40,22 @@ class StageMode(StrEnum):
 
 @dataclass(frozen=True)
 class StageTerms:
-    """Mean load of a request on each stage, at every threshold.
-
-    Args:
-        threshold: Offload thresholds, tokens, shape (T,).
-        mean_long: l_long, tokens, shape (T,); 0 where nothing is offloaded.
-        mean_short: l_short, tokens, shape (T,); 0 where everything is.
-        prefill_long_s: Prefill time of offloaded requests, s, shape (clusters, T).
-        wire_long_bytes: Bytes of an offloaded request on each link: its KV bytes, less where the
-            link codes, shape (clusters, T).
-        prefill_short_s: Prefill time of local requests on PD-P, s, shape (T,).
-    """
+    """Mean load of a request on each stage, at every threshold."""
 
     threshold: FloatArray
+    """Offload thresholds, tokens, shape (T,)."""
     offload_fraction: FloatArray
     mean_long: FloatArray
+    """l_long, tokens, shape (T,); 0 where nothing is offloaded."""
     mean_short: FloatArray
+    """l_short, tokens, shape (T,); 0 where everything is."""
     prefill_long_s: FloatArray
+    """Prefill time of offloaded requests, s, shape (clusters, T)."""
     wire_long_bytes: FloatArray
+    """Bytes of an offloaded request on each link: its KV bytes, less where the link codes, shape
+    (clusters, T)."""
     prefill_short_s: FloatArray
+    """Prefill time of local requests on PD-P, s, shape (T,)."""
 
 
 def kv_throughput(kv_size_bytes: float, prefill_s: float) -> float:
@@ -67,11 +64,8 @@ def kv_throughput(kv_size_bytes: float, prefill_s: float) -> float:
 
 
 def stage_terms(problem: Problem, threshold: FloatArray, mode: StageMode) -> StageTerms:
-    """Loads of all stages at each threshold.
-
-    Args:
-        mode: Representative lengths or exact expectations.
-    """
+    """Loads of all stages at each threshold. `mode`: Representative lengths or exact
+    expectations."""
     threshold = np.asarray(threshold, dtype=np.float64)
     lengths = problem.workload.lengths
     fraction = np.clip(lengths.prob_above(threshold), 0.0, 1.0)
@@ -178,10 +172,7 @@ def decode_batch(
     """Return the sequences that a decode instance runs at once and its step time with them, s.
 
     The largest batch within the target whose caches fit into the KV memory; 0 when none does both.
-
-    Args:
-        context: Mean context of a running sequence, tokens; the workload's if absent.
-    """
+    `context`: Mean context of a running sequence, tokens; the workload's if absent."""
     context = problem.workload.mean_context if context is None else context
     batch, step_s = cluster.decode.largest_batch(context, cluster.tpot_max_s)
     if cluster.kv_capacity_bytes is None:

@@ -34,13 +34,10 @@ class UnknownKeyError(PrfaasError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seal:
-    """Seals and opens the parts of one object.
-
-    Attributes:
-        head: HEAD_BYTES, in the clear at its start.
-    """
+    """Seals and opens the parts of one object."""
 
     head: bytes
+    """HEAD_BYTES, in the clear at its start."""
     cipher: AESGCM
 
     def close(self, part: int, data: Buffer, bound: bytes = b"") -> bytes:
@@ -66,10 +63,7 @@ class Seal:
 
     def open_into(self, part: int, sealed: Buffer, into: memoryview, bound: bytes = b"") -> None:
         """Write the bytes of a part into a buffer that is TAG_BYTES shorter than `sealed`.
-
-        Raises:
-            AlteredError: They are not those that were sealed. The buffer's content is undefined.
-        """
+        `AlteredError`: They are not those that were sealed. The buffer's content is undefined."""
         try:
             self.cipher.decrypt_into(_nonce(part), sealed, self.head + bound, into)
         except InvalidTag:

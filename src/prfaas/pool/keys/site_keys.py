@@ -30,13 +30,10 @@ _FILE_BYTES_MAX = 1 << 16
 
 @dataclass(frozen=True)
 class SiteKey:
-    """A secret of the site.
-
-    Attributes:
-        secret: SECRET_BYTES random bytes.
-    """
+    """A secret of the site."""
 
     secret: bytes = field(repr=False)
+    """SECRET_BYTES random bytes."""
 
     @cached_property
     def id(self) -> bytes:
@@ -50,24 +47,18 @@ class SiteKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """Keys by their id.
-
-    Attributes:
-        sealing: Key of new packs.
-        keys: All keys that packs can be read with.
-    """
+    """Keys by their id."""
 
     sealing: SiteKey
+    """Key of new packs."""
     keys: dict[bytes, SiteKey] = field(repr=False)
+    """All keys that packs can be read with."""
 
 
 def load_keys(path: Path, purpose: str = "the shared tier") -> KeyRing:
     """Read a file of keys: base64 of 32 bytes a line, the sealing key first, `#` comments;
-    ConfigError if the file is missing, open to everybody, or has no valid key.
-
-    Args:
-        purpose: What the keys are of, for errors.
-    """
+    ConfigError if the file is missing, open to everybody, or has no valid key. `purpose`: What the
+    keys are of, for errors."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
         with path.open("rb") as file:

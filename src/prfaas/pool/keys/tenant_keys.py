@@ -15,19 +15,16 @@ NO_TENANT = "none"
 
 @dataclass(frozen=True, slots=True)
 class TenantKey:
-    """A key that seals blocks of one tenant.
-
-    Attributes:
-        id: Its name, KEY_ID_BYTES random bytes.
-        tenant: Tag of the tenant; empty for blocks without one.
-        made_s: Time at which it was made, seconds since 1970.
-        secret: KEY_BYTES random bytes.
-    """
+    """A key that seals blocks of one tenant."""
 
     id: bytes
+    """Its name, KEY_ID_BYTES random bytes."""
     tenant: str
+    """Tag of the tenant; empty for blocks without one."""
     made_s: int
+    """Time at which it was made, seconds since 1970."""
     secret: bytes = field(repr=False)
+    """KEY_BYTES random bytes."""
 
     @property
     def bound(self) -> bytes:

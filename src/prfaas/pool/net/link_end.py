@@ -12,20 +12,17 @@ from prfaas.wire.allow_list import AllowList
 
 @dataclass(frozen=True, slots=True)
 class SendLimits:
-    """Limits of the data connections of a link.
-
-    Attributes:
-        stuck_ns: A connection without delivery for this time is closed.
-        redial_s: Wait before a lost connection is dialled again, seconds. It doubles while
-            connections end soon.
-        redial_max_s: Longest such wait, seconds.
-        fragment_bytes_min: Smallest fragment that the size of fragments adapts to, bytes.
-    """
+    """Limits of the data connections of a link."""
 
     stuck_ns: int = 5 * 10**9
+    """A connection without delivery for this time is closed."""
     redial_s: float = 0.5
+    """Wait before a lost connection is dialled again, seconds. It doubles while connections end
+    soon."""
     redial_max_s: float = 8.0
+    """Longest such wait, seconds."""
     fragment_bytes_min: int = 32 << 10
+    """Smallest fragment that the size of fragments adapts to, bytes."""
 
 
 SEND_LIMITS = SendLimits()
@@ -33,39 +30,33 @@ SEND_LIMITS = SendLimits()
 
 @dataclass(frozen=True, slots=True)
 class LinkEnd:
-    """This pool's end of its links, in both directions.
-
-    Attributes:
-        pool: Name of this pool.
-        epoch: Our event epoch: tells a peer that comes back whether we are still the same.
-        io: Where data connections live.
-        encryption: The operator's choice for data connections.
-        grace_ns: How long transfers wait for a link that broke.
-    """
+    """This pool's end of its links, in both directions."""
 
     pool: str
+    """Name of this pool."""
     epoch: str
+    """Our event epoch: tells a peer that comes back whether we are still the same."""
     io: IoThread
+    """Where data connections live."""
     metrics: PoolMetrics
     encryption: LinkEncryption = LinkEncryption.TLS
+    """The operator's choice for data connections."""
     grace_ns: int = 0
+    """How long transfers wait for a link that broke."""
     send: SendLimits = SEND_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A pool to dial.
-
-    Attributes:
-        peer: Its name; its certificate has to have this name.
-        address: Its host and port.
-        budget_bits_per_s: What all data connections together may send; 0 is no limit.
-        num_connections: Data connections; 0 is as many as budget and round trip ask for.
-        expected: Admits the peer alone.
-    """
+    """A pool to dial."""
 
     peer: str
+    """Its name; its certificate has to have this name."""
     address: tuple[str, int]
+    """Its host and port."""
     budget_bits_per_s: int = 0
+    """What all data connections together may send; 0 is no limit."""
     num_connections: int = 0
+    """Data connections; 0 is as many as budget and round trip ask for."""
     expected: AllowList = field(default_factory=lambda: AllowList(()))
+    """Admits the peer alone."""

@@ -47,16 +47,13 @@ _PAYLOAD = bytes(128 << 10)
 
 @dataclass(frozen=True, slots=True)
 class ProbeLimits:
-    """Limits of link tests at their receiving end.
-
-    Attributes:
-        connections_max: Connections that bytes are dropped from at a time: a test, and the end of
-            the last one. The same number may wait for their identification.
-        seconds_max: Duration of one connection, seconds.
-    """
+    """Limits of link tests at their receiving end."""
 
     connections_max: int = 32
+    """Connections that bytes are dropped from at a time: a test, and the end of the last one. The
+    same number may wait for their identification."""
     seconds_max: float = 30.0
+    """Duration of one connection, seconds."""
     bytes_max: int = 16 << 30
 
 

@@ -101,10 +101,7 @@ class PoolNode:
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until cancelled; ConfigError if a port is taken, or the socket cannot be made.
-
-        Args:
-            ready: Called once all ports are open.
-        """
+        `ready`: Called once all ports are open."""
         self.store.room.share(self.sites.shares)
         admin = AdminServer(self.metrics, self.settings.admin, lambda: self.phase)
         engine_port = self.engine_room.port

@@ -34,80 +34,76 @@ AGE_ROUND_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """Identity, resources and peers of a pool node.
-
-    Attributes:
-        name: Name in the deployment file and in the certificate.
-        memory_bytes: Limit of KV blocks in memory.
-        listen: Host and port for pools and gateways.
-        socket_path: Unix socket for local engines.
-        admin: Host and port for `/health` and `/metrics`, plain HTTP.
-        peers: Pools to push to, by name.
-        sources: Names of pools that may push to this one.
-        gateways: Names of gateways that may subscribe, and whose tickets are valid.
-        disk: Folder of the disk tier; None without a disk tier.
-        disk_bytes: Limit on its files.
-        disk_keys: File of the site's keys, which wrap the keys that seal blocks on disk.
-        own_disk_key: Such a file that is made if it is missing; used without `disk_keys`. Without
-            both, blocks on disk are in the clear.
-        site_budget: Bits per second that the links of all pool nodes of the site to other sites may
-            send together; 0 is no limit.
-        site: Names of the pool nodes of the site, with a budget.
-        link_budgets: Bits per second that the link to a peer may send, by its name; others have no
-            limit.
-        link_connections: Data connections of the link to a peer, by its name; others adapt.
-        link_codec: When blocks are coded on links, and whether coded ones are taken.
-        link_encryption: Protection of the data connections of links.
-        link_lanes: Threads for sealed data connections.
-        link_grace_ns: How long transfers wait for a link that broke.
-        regions: Regions where its blocks rest. With some, it demands regions of tickets and peers.
-        needs_grant: Keep blocks of engines only with an accepted ticket: every request of a PrfaaS
-            engine has one.
-        receive: Limits on what peers may have it receive.
-        send: Limits of data connections to peers.
-        channels: Limits on unsent bytes of connections for messages.
-        feed: Limits on events for a gateway.
-        probes: Limits of link tests.
-        disk_limits: Sizes and times of the disk tier.
-        purge_bar_ns: Time limit of the refusal of a purged source's blocks, ns.
-        age_round_s: Time between removals of blocks that are too old, seconds.
-        hello_timeout_s: Time limit for the first message of an engine.
-        drain_ns: Time limit of running transfers after a stop, ns.
-    """
+    """Identity, resources and peers of a pool node."""
 
     name: str
+    """Name in the deployment file and in the certificate."""
     memory_bytes: int
+    """Limit of KV blocks in memory."""
     listen: tuple[str, int]
+    """Host and port for pools and gateways."""
     socket_path: Path
+    """Unix socket for local engines."""
     admin: tuple[str, int]
+    """Host and port for `/health` and `/metrics`, plain HTTP."""
     identity: Identity
     peers: dict[str, tuple[str, int]]
+    """Pools to push to, by name."""
     sources: frozenset[str]
+    """Names of pools that may push to this one."""
     gateways: frozenset[str]
+    """Names of gateways that may subscribe, and whose tickets are valid."""
     disk: Path | None = None
+    """Folder of the disk tier; None without a disk tier."""
     disk_bytes: int = 0
+    """Limit on its files."""
     disk_keys: Path | None = None
+    """File of the site's keys, which wrap the keys that seal blocks on disk."""
     own_disk_key: Path | None = None
+    """Such a file that is made if it is missing; used without `disk_keys`. Without both, blocks on
+    disk are in the clear."""
     site_budget: int = 0
+    """Bits per second that the links of all pool nodes of the site to other sites may send
+    together; 0 is no limit."""
     site: frozenset[str] = frozenset()
+    """Names of the pool nodes of the site, with a budget."""
     link_budgets: dict[str, int] = field(default_factory=dict)
+    """Bits per second that the link to a peer may send, by its name; others have no limit."""
     link_connections: dict[str, int] = field(default_factory=dict)
+    """Data connections of the link to a peer, by its name; others adapt."""
     link_codec: LinkCodec = LinkCodec.AUTO
+    """When blocks are coded on links, and whether coded ones are taken."""
     link_encryption: LinkEncryption = LinkEncryption.TLS
+    """Protection of the data connections of links."""
     link_lanes: int = 1
+    """Threads for sealed data connections."""
     link_grace_ns: int = LINK_GRACE_NS
+    """How long transfers wait for a link that broke."""
     regions: Regions = frozenset()
+    """Regions where its blocks rest. With some, it demands regions of tickets and peers."""
     needs_grant: bool = False
+    """Keep blocks of engines only with an accepted ticket: every request of a PrfaaS engine has
+    one."""
     drain_ns: int = DRAIN_NS
+    """Time limit of running transfers after a stop, ns."""
     receive: ReceiveLimits = inbound_transfers.DEFAULTS
+    """Limits on what peers may have it receive."""
     send: SendLimits = SEND_LIMITS
+    """Limits of data connections to peers."""
     channels: ChannelLimits = channel.LIMITS
+    """Limits on unsent bytes of connections for messages."""
     feed: FeedLimits = event_feed.LIMITS
+    """Limits on events for a gateway."""
     probes: ProbeLimits = link_probe.LIMITS
+    """Limits of link tests."""
     disk_limits: DiskLimits = disk_writer.LIMITS
+    """Sizes and times of the disk tier."""
     purge_bar_ns: int = BAR_NS
+    """Time limit of the refusal of a purged source's blocks, ns."""
     age_round_s: float = AGE_ROUND_S
+    """Time between removals of blocks that are too old, seconds."""
     hello_timeout_s: float = 10.0
+    """Time limit for the first message of an engine."""
     wall_s: Callable[[], float] = time.time
     clock_ns: Callable[[], int] = time.monotonic_ns
 

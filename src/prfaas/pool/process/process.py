@@ -38,19 +38,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PoolProcessSettings(PoolSettings):
-    """Settings of a pool node and of its annexes.
-
-    Attributes:
-        shared: Tier that pool nodes of the site share; None without one.
-        audit: Audit log; None without.
-        contracts: Contracts file of the sites that share this pool node; None without.
-        tracing: Collector that takes spans of transfers, as OTLP over HTTP; None sends none.
-    """
+    """Settings of a pool node and of its annexes."""
 
     shared: SharedSettings | None = None
+    """Tier that pool nodes of the site share; None without one."""
     audit: AuditSettings | None = None
+    """Audit log; None without."""
     contracts: Path | None = None
+    """Contracts file of the sites that share this pool node; None without."""
     tracing: str | None = None
+    """Collector that takes spans of transfers, as OTLP over HTTP; None sends none."""
 
     @property
     def read_limit_s(self) -> float | None:
@@ -60,10 +57,7 @@ class PoolProcessSettings(PoolSettings):
 
 class PoolProcess:
     """A pool node with its audit log, bill, spans, comparisons, and sites that share it.
-
-    Raises:
-        ConfigError: A setting, a file or a limit is wrong; see `PoolNode`.
-    """
+    `ConfigError`: A setting, a file or a limit is wrong; see `PoolNode`."""
 
     def __init__(self, settings: PoolProcessSettings, kernels: Kernels = KERNELS) -> None:
         facts, clock_ns = FactStream(), settings.clock_ns
@@ -124,4 +118,4 @@ class PoolProcess:
 
 def annex_metrics(metrics: PoolMetrics) -> tuple[AuditMetrics, Counter]:
     """Add the metrics of the audit log and of stored bytes, which are 0 without a log."""
-    return AuditMetrics(metrics.registry, "prfaas_pool"), storage_counter(metrics.registry)
+    return AuditMetrics(metrics.registry, "pool"), storage_counter(metrics.registry)

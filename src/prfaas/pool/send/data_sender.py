@@ -267,17 +267,14 @@ class SendersOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkSession:
-    """Agreement of both ends on one connection for messages, until it ends.
-
-    Attributes:
-        link: Word by which data connections with TLS identify themselves.
-        secret: Of the session, if its data connections have no TLS.
-        num_max: The most of them that the peer takes, to begin with; 0 is no limit.
-    """
+    """Agreement of both ends on one connection for messages, until it ends."""
 
     link: str
+    """Word by which data connections with TLS identify themselves."""
     secret: LinkSecret | None
+    """Of the session, if its data connections have no TLS."""
     num_max: int
+    """The most of them that the peer takes, to begin with; 0 is no limit."""
 
 
 class DataSenders:

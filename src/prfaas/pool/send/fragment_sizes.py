@@ -18,19 +18,16 @@ not matter: most of the CPU time of a slow link is spent for each fragment, and 
 
 
 class FragmentSizes(NamedTuple):
-    """Bytes; fragments are powers of two, so that sizes are few.
-
-    Attributes:
-        largest: Of a fragment.
-        first: Largest fragment of a first block.
-        backlog: What a socket holds beyond its congestion window; an urgent block waits for it. The
-            kernel asks for more when half of it is left, which has to last until the lane runs; on
-            far paths half a fragment lasts so long.
-    """
+    """Bytes; fragments are powers of two, so that sizes are few."""
 
     largest: int
+    """Of a fragment."""
     first: int
+    """Largest fragment of a first block."""
     backlog: int
+    """What a socket holds beyond its congestion window; an urgent block waits for it. The kernel
+    asks for more when half of it is left, which has to last until the lane runs; on far paths half
+    a fragment lasts so long."""
 
 
 def fragment_sizes(bytes_per_s: int, rtt_ns: int, bytes_min: int) -> FragmentSizes:

@@ -56,20 +56,17 @@ _NAME = re.compile(
 
 
 class PackName(NamedTuple):
-    """Name of a pack.
-
-    Attributes:
-        layout_id: Layout of its blocks.
-        at_ms: Time of its creation, ms since 1970.
-        writer: Pool node that wrote it.
-        front_bytes: Length of head and sealed index.
-    """
+    """Name of a pack."""
 
     layout_id: bytes
+    """Layout of its blocks."""
     at_ms: int
+    """Time of its creation, ms since 1970."""
     writer: str
+    """Pool node that wrote it."""
     random: str
     front_bytes: int
+    """Length of head and sealed index."""
 
     @property
     def path(self) -> str:
@@ -99,23 +96,20 @@ class Pack:
 
 
 class PackedBlock(NamedTuple):
-    """A block in a pack.
-
-    Attributes:
-        offset: Start of the part in the object, bytes.
-        num_bytes: Size of the block; the part has TAG_BYTES more.
-        digest: Over name and bytes.
-        origin: Where it came from; another node that wrote the pack is among the sources.
-        ref: Name of the key of its tenant.
-    """
+    """A block in a pack."""
 
     pack: Pack
     part: int
     offset: int
+    """Start of the part in the object, bytes."""
     num_bytes: int
+    """Size of the block; the part has TAG_BYTES more."""
     digest: bytes
+    """Over name and bytes."""
     origin: Origin
+    """Where it came from; another node that wrote the pack is among the sources."""
     ref: str
+    """Name of the key of its tenant."""
 
 
 _Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -143,11 +137,7 @@ _decoder = msgspec.msgpack.Decoder(_Index)
 
 
 class PackBuilder:
-    """A pack being filled. Not thread-safe.
-
-    Args:
-        layout_id: Layout of its blocks.
-    """
+    """A pack being filled. Not thread-safe. `layout_id`: Layout of its blocks."""
 
     def __init__(self, key: SiteKey, layout_id: bytes) -> None:
         self.layout_id = layout_id
@@ -240,10 +230,7 @@ def open_block(
     name: BlockName, block: PackedBlock, part: Buffer, into: memoryview, key: TenantKey
 ) -> None:
     """Write the bytes of a block; AlteredError if part, place and name do not belong together.
-
-    Args:
-        into: As long as the block. Its content is undefined after an error.
-    """
+    `into`: As long as the block. Its content is undefined after an error."""
     if len(part) != block.num_bytes + TAG_BYTES or len(into) != block.num_bytes:
         raise AlteredError(f"a part of {len(part)} bytes for a block of {block.num_bytes}")
     pack = block.pack
@@ -320,11 +307,8 @@ class PackIndex:
         blocks: Mapping[BlockName, PackedBlock],
         kept: Mapping[BlockName, PackedBlock] | None = None,
     ) -> list[BlockName]:
-        """Add a pack; returns blocks that were not known.
-
-        Args:
-            kept: Those that no purge refuses; None for all.
-        """
+        """Add a pack; returns blocks that were not known. `kept`: Those that no purge refuses; None
+        for all."""
         if pack in self._packs:
             return []  # It was listed while this node wrote it.
         room = max(0, self._blocks_max - len(self._places))

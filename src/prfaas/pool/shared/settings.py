@@ -17,27 +17,24 @@ PREFIX = "prfaas"
 
 @dataclass(frozen=True, slots=True)
 class S3Timing:
-    """Intervals and time limits of a tier in a bucket, seconds.
-
-    Attributes:
-        refresh_s: Between lists of the bucket. A long list is asked for less often.
-        retry_s: Between attempts while the bucket fails.
-        request_s: Limit of a request that nobody waits for.
-        probe_s: Limit of the time that look-ups wait for the first list.
-        flush_s: A pack that is not full is written after this.
-        write_s: Limit of writing a pack.
-        close_s: Limit of the last writes when the node stops.
-        reread_s: What was altered is read again after this.
-    """
+    """Intervals and time limits of a tier in a bucket, seconds."""
 
     refresh_s: float = 5.0
+    """Between lists of the bucket. A long list is asked for less often."""
     retry_s: float = 0.25
+    """Between attempts while the bucket fails."""
     request_s: float = 5.0
+    """Limit of a request that nobody waits for."""
     probe_s: float = 0.25
+    """Limit of the time that look-ups wait for the first list."""
     flush_s: float = 5.0
+    """A pack that is not full is written after this."""
     write_s: float = 30.0
+    """Limit of writing a pack."""
     close_s: float = 3.0
+    """Limit of the last writes when the node stops."""
     reread_s: float = 300.0
+    """What was altered is read again after this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +42,25 @@ class S3Settings:
     """An S3 bucket that pool nodes of a site share.
 
     Credentials are those of the environment: `AWS_ACCESS_KEY_ID` and the other variables of the
-    AWS tools, or the role of the machine.
-
-    Attributes:
-        keys: File of the site's keys.
-        limit_bytes: Limit of what this node keeps in the bucket.
-        prefix: Of all objects of the site.
-        endpoint: URL of the server; None is AWS.
-        region: Region of the bucket; None is that of the environment.
-        deadline_ns: Longest time that reads of the tier may add to a request.
-        pack_bytes: Size of an object.
-        timing: Intervals, which no table has.
-    """
+    AWS tools, or the role of the machine."""
 
     bucket: str
     keys: Path
+    """File of the site's keys."""
     limit_bytes: int
+    """Limit of what this node keeps in the bucket."""
     prefix: str = PREFIX
+    """Of all objects of the site."""
     endpoint: str | None = None
+    """URL of the server; None is AWS."""
     region: str | None = None
+    """Region of the bucket; None is that of the environment."""
     deadline_ns: int = DEADLINE_NS
+    """Longest time that reads of the tier may add to a request."""
     pack_bytes: int = PACK_BYTES
+    """Size of an object."""
     timing: S3Timing = S3Timing()
+    """Intervals, which no table has."""
 
     @property
     def deadline_s(self) -> float:
@@ -84,11 +78,8 @@ SharedSettings = S3Settings | MooncakeSettings
 
 
 def s3_settings(table: S3Table, cluster: str) -> S3Settings:
-    """Settings from a table of the deployment file.
-
-    Args:
-        cluster: Name of its cluster, which is the prefix unless the table has one.
-    """
+    """Settings from a table of the deployment file. `cluster`: Name of its cluster, which is the
+    prefix unless the table has one."""
     return S3Settings(
         table.bucket,
         table.keys,

@@ -23,16 +23,13 @@ from prfaas.pool.store.tier_ports import StoredBlock
 
 
 class BlockToWrite(NamedTuple):
-    """A block to write.
-
-    Attributes:
-        block: Its bytes; pinned in memory.
-        done: Ends the pin. Called once, when the bytes are sealed or dropped.
-    """
+    """A block to write."""
 
     name: BlockName
     block: StoredBlock
+    """Its bytes; pinned in memory."""
     done: Callable[[], None]
+    """Ends the pin. Called once, when the bytes are sealed or dropped."""
 
 
 class SealingWriter(ABC):
@@ -69,11 +66,8 @@ class SealingWriter(ABC):
         return name in self._waiting
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
-        """Queue a block; `done` is called once it is sealed, or dropped.
-
-        Returns:
-            False if it is dropped at once: too much waits, or the tier takes nothing.
-        """
+        """Queue a block; `done` is called once it is sealed, or dropped. Returns False if it is
+        dropped at once: too much waits, or the tier takes nothing."""
         size = len(block.data)
         if not self._breaker.allows(time.monotonic_ns()):
             return self._refused("shared_down")

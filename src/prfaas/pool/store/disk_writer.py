@@ -39,16 +39,13 @@ BATCH_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class DiskLimits:
-    """Sizes and times of a disk tier.
-
-    Attributes:
-        retry_s: Wait before a disk that failed is tried again, seconds.
-        slice_blocks: Blocks that a purge inspects before other work has its turn.
-    """
+    """Sizes and times of a disk tier."""
 
     segment_bytes: int = 64 << 20
     retry_s: float = 30.0
+    """Wait before a disk that failed is tried again, seconds."""
     slice_blocks: int = SLICE
+    """Blocks that a purge inspects before other work has its turn."""
 
 
 LIMITS = DiskLimits()
@@ -272,10 +269,7 @@ class DiskWriter:
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
         """Queue a block to be written; `done` is called from the loop when its turn is over.
-
-        Returns:
-            False if the queue is full, the disk has failed, or start is not over.
-        """
+        Returns False if the queue is full, the disk has failed, or start is not over."""
         size = len(block.data)
         is_full = self._queued_bytes and self._queued_bytes + size > QUEUE_BYTES_MAX
         if not self.is_open or self._has_failed or is_full:

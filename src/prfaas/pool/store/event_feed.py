@@ -39,18 +39,15 @@ class Names(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FeedLimits:
-    """Limits on events for one subscriber.
-
-    Attributes:
-        keys_max: Keys per message: about 200 kB.
-        backlog_bytes_max: Unsent events; beyond it the subscriber is dropped.
-        backlog_keys_max: Keys in the events that wait for the end of a snapshot; beyond it the
-            subscriber is dropped.
-    """
+    """Limits on events for one subscriber."""
 
     keys_max: int = 4096
+    """Keys per message: about 200 kB."""
     backlog_bytes_max: int = 64 << 20
+    """Unsent events; beyond it the subscriber is dropped."""
     backlog_keys_max: int = 4_000_000
+    """Keys in the events that wait for the end of a snapshot; beyond it the subscriber is
+    dropped."""
 
 
 LIMITS = FeedLimits()

@@ -31,18 +31,15 @@ SOURCE, DESTINATION = "source", "destination"
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A ticket that was checked and is used up.
-
-    Attributes:
-        sealed: The same as it came, for the other end.
-        named: The blocks that may move.
-        lifetime_ns: How long the transfer may stay open from the check on.
-    """
+    """A ticket that was checked and is used up."""
 
     ticket: Ticket
     sealed: bytes
+    """The same as it came, for the other end."""
     named: NamedBlocks
+    """The blocks that may move."""
     lifetime_ns: int
+    """How long the transfer may stay open from the check on."""
 
 
 class TicketChecks:
@@ -73,11 +70,8 @@ class TicketChecks:
         """Refuse all tickets: the pool is about to stop."""
 
     def met(self, peer: str, regions: Regions) -> bool:
-        """A pool has connected with a certificate that names these regions.
-
-        Returns:
-            True if its certificate named others before: what is open with it has to end.
-        """
+        """A pool has connected with a certificate that names these regions. Returns True if its
+        certificate named others before: what is open with it has to end."""
         before = self._peers.get(peer, regions)
         self._peers[peer] = regions
         return bool(self.regions) and before != regions

@@ -88,20 +88,7 @@ class Alarms:
 
 
 class RunParts(ABC):
-    """A run in progress: its parts, as used by requests, signals, loops and failures.
-
-    Attributes:
-        fleet: What the machines of all requests share.
-        reactions: Counts of what was done about failures.
-        open: Requests under way, by index.
-        transports: Links by their two pools.
-        wans: Links to the PD cluster by PrfaaS cluster.
-        locals: Prefill instances of the PD cluster, by name.
-        remotes: Prefill instances of the PrfaaS clusters, by name.
-        decoders: Decode instances, by name.
-        is_early: Instances that prefill give first tokens.
-        may_relay: They go on until the blocks have arrived.
-    """
+    """A run in progress: its parts, as used by requests, signals, loops and failures."""
 
     setup: Setup
     clock: Clock
@@ -109,16 +96,26 @@ class RunParts(ABC):
     front: SimulatedDriver
     guards: Guards
     fleet: SharedState
+    """What the machines of all requests share."""
     reactions: Reactions
+    """Counts of what was done about failures."""
     suspects: SimulatedSuspects
     open: dict[int, SimulatedRequestRun]
+    """Requests under way, by index."""
     transports: dict[tuple[str, str], Transport]
+    """Links by their two pools."""
     wans: dict[str, list[Transport]]
+    """Links to the PD cluster by PrfaaS cluster."""
     locals: dict[str, PrefillInstance]
+    """Prefill instances of the PD cluster, by name."""
     remotes: dict[str, PrefillInstance]
+    """Prefill instances of the PrfaaS clusters, by name."""
     decoders: dict[str, DecodeInstance]
+    """Decode instances, by name."""
     is_early: bool
+    """Instances that prefill give first tokens."""
     may_relay: bool
+    """They go on until the blocks have arrived."""
 
     @property
     @abstractmethod
@@ -317,11 +314,8 @@ class SimulatedRequestRun(_Passive):
 
     def _prefill(self, sent_as: int | None = None) -> None:
         """Queue the prompt at the instance that prefills, once it has crossed the link that its
-        blocks take, if they take one.
-
-        Args:
-            sent_as: Attempt whose prompt has crossed it; None if it is yet to be sent.
-        """
+        blocks take, if they take one. `sent_as`: Attempt whose prompt has crossed it; None if it is
+        yet to be sent."""
         request, routed, parts = self.request, self.routed, self._parts
         if sent_as is not None and sent_as != request.attempt:
             return

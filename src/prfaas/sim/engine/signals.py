@@ -140,32 +140,29 @@ class Telemetry:
 
 
 class SeriesSample(NamedTuple):
-    """Sample of one time.
-
-    Attributes:
-        local_wait_ns: Work before a PD-P instance, mean over those that are up.
-        remote_wait_ns: The same of the PrfaaS cluster.
-        link_backlog_bytes: Bytes that may leave and have not left.
-        num_flows: Transfers with bytes to send.
-        num_decode_waiting: Requests that wait for a slot or for KV blocks.
-        num_decode_running: Requests in decode batches.
-        num_prefill: PD instances that prefill and are up.
-        num_decode: PD instances that decode and are up.
-        num_prfaas: PrfaaS instances that are up.
-    """
+    """Sample of one time."""
 
     at_ns: int
     local_wait_ns: float
+    """Work before a PD-P instance, mean over those that are up."""
     remote_wait_ns: float
+    """The same of the PrfaaS cluster."""
     link_bits_per_s: float
     link_backlog_bytes: float
+    """Bytes that may leave and have not left."""
     num_flows: int
+    """Transfers with bytes to send."""
     offload_threshold: int
     num_decode_waiting: int
+    """Requests that wait for a slot or for KV blocks."""
     num_decode_running: int
+    """Requests in decode batches."""
     num_prefill: int
+    """PD instances that prefill and are up."""
     num_decode: int
+    """PD instances that decode and are up."""
     num_prfaas: int
+    """PrfaaS instances that are up."""
 
 
 class Series:

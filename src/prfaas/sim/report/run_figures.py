@@ -28,23 +28,20 @@ _RATIOS = np.concatenate([np.linspace(0, 0.99, 200), np.linspace(0.99, 1, 51)[1:
 
 @dataclass(frozen=True)
 class RunFigures:
-    """One run.
-
-    Attributes:
-        egress_at_s: Middle of each span of the egress, s.
-        egress_bits_per_s: Mean egress of each span.
-        ttft_s: TTFT at each of `ratios`, s.
-        tpot_ms: TPOT at each of `ratios`, ms.
-        ratios: Shares of the requests, in [0, 1].
-    """
+    """One run."""
 
     results: Results
     samples: list[SeriesSample]
     egress_at_s: FloatArray
+    """Middle of each span of the egress, s."""
     egress_bits_per_s: FloatArray
+    """Mean egress of each span."""
     ttft_s: FloatArray
+    """TTFT at each of `ratios`, s."""
     tpot_ms: FloatArray
+    """TPOT at each of `ratios`, ms."""
     ratios: FloatArray
+    """Shares of the requests, in [0, 1]."""
 
 
 def figures_of(run: ScenarioRun) -> RunFigures:
@@ -207,11 +204,7 @@ _PLOT_COLUMNS = 120
 def print_report(
     scenario: Scenario, runs: Runs, origin: Mapping[str, str], console: Console
 ) -> None:
-    """Write the whole report.
-
-    Args:
-        origin: Where the report comes from: command, version.
-    """
+    """Write the whole report. `origin`: Where the report comes from: command, version."""
     console.print(Text(scenario.title, style="bold"))
     console.print(Text("; ".join((f"seed {scenario.seed}", *scenario.notes))))
     for failure in scenario.setup.failures:

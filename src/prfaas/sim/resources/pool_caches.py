@@ -63,10 +63,7 @@ class Devices:
         self, name: str, then: Callable[[PrefillJob], None]
     ) -> Callable[[PrefillJob], None]:
         """Callback for the end of an instance's jobs: cache the computed blocks, and continue.
-
-        Args:
-            then: What comes after; all there is to do where its memory is not simulated.
-        """
+        `then`: What comes after; all there is to do where its memory is not simulated."""
         if name not in self._caches:
             return then
 
@@ -83,15 +80,12 @@ class Devices:
 
 
 class Hit(Record, frozen=True):
-    """Hit of a prompt in a pool or in an instance's memory.
-
-    Attributes:
-        num_tokens: Prefix that prefill resumes after.
-        read_ns: Time to read what of it lies on disk.
-    """
+    """Hit of a prompt in a pool or in an instance's memory."""
 
     num_tokens: int
+    """Prefix that prefill resumes after."""
     read_ns: int = 0
+    """Time to read what of it lies on disk."""
 
 
 _NO_HIT = Hit(0)
@@ -171,11 +165,8 @@ class Pool:
 
 
 class Caches:
-    """All pools by name, and what instances hold themselves.
-
-    Args:
-        instances: Names of the instances that prefill, by cluster.
-    """
+    """All pools by name, and what instances hold themselves. `instances`: Names of the instances
+    that prefill, by cluster."""
 
     def __init__(self, setup: Setup, instances: Mapping[str, Sequence[str]]) -> None:
         self.block_tokens = setup.blocks.tokens

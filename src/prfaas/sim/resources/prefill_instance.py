@@ -12,19 +12,16 @@ from prfaas.sim.system.request import Request
 
 
 class PrefillJob(MutableRecord, eq=False):
-    """A prompt to prefill.
-
-    Attributes:
-        attempt: The request's attempt this belongs to.
-        chunks: End of each chunk: tokens computed, ns since the start. The last ends the job, and
-            has the time that it takes.
-        transport: Ships the computed blocks; None where they stay in their pool.
-    """
+    """A prompt to prefill."""
 
     request: Request
     attempt: int
+    """The request's attempt this belongs to."""
     chunks: list[tuple[int, int]]
+    """End of each chunk: tokens computed, ns since the start. The last ends the job, and has the
+    time that it takes."""
     transport: Transport | None = None
+    """Ships the computed blocks; None where they stay in their pool."""
 
 
 class PrefillInstance:

@@ -38,19 +38,16 @@ from prfaas.units import BITS_PER_BYTE, BYTES_PER_TB, NS_PER_MS, NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Links of one PrfaaS cluster to the PD cluster, or those between the hosts of one cluster.
-
-    Attributes:
-        network: Name of the PrfaaS cluster, or "hosts of" and a cluster.
-        bytes_by_purpose: Bytes that left, lost ones included.
-        price_by_purpose: What they cost, in the plan's currency.
-        utilisation: Share of the time in which the busiest link had bytes to send.
-    """
+    """Links of one PrfaaS cluster to the PD cluster, or those between the hosts of one cluster."""
 
     network: str
+    """Name of the PrfaaS cluster, or "hosts of" and a cluster."""
     bytes_by_purpose: dict[str, float]
+    """Bytes that left, lost ones included."""
     price_by_purpose: dict[str, float]
+    """What they cost, in the plan's currency."""
     utilisation: float
+    """Share of the time in which the busiest link had bytes to send."""
 
 
 def traffic_of(sim: Simulation) -> list[Traffic]:
@@ -91,10 +88,7 @@ def by_tenant(
     sim: Simulation, arrived: Iterable[Request], good: Iterable[Request]
 ) -> dict[str, dict[str, float]]:
     """Requests that arrived, were admitted and met every target, and prefill that was admitted, s.
-
-    Args:
-        good: Those of them that met every target.
-    """
+    `good`: Those of them that met every target."""
     of_tenant: dict[str, list[Request]] = {}
     for request in arrived:
         of_tenant.setdefault(request.tenant, []).append(request)
@@ -124,80 +118,77 @@ _S_PER_H = 3600
 
 @dataclass(frozen=True)
 class Results:
-    """Figures of one run, over the requests that arrived in the measured window.
-
-    Attributes:
-        window_s: Length of the window, s.
-        good_request_count: Those of them that met every target.
-        request_throughput: First tokens in the window, 1/s.
-        goodput: Requests that arrived in the window and met every target, 1/s.
-        slo_attainment: Share of the arrivals that met every target.
-        output_token_throughput: Output tokens of these requests per second of the window.
-        time_to_first_token: Mean, percentiles, least, most and standard deviation, ms.
-        time_to_second_token: The same of those whose first token the engine that prefilled gave.
-        inter_token_latency: The same of the mean time per output token, ms.
-        request_latency: The same of the whole request, ms.
-        input_sequence_length: The same of the prompts, tokens.
-        ttft_parts: Mean of each part of TTFT, ms; see `ttft_parts`.
-        ttft_parts_by_percentile: The same over ranges of percentiles of TTFT.
-        offloaded_ratio: Share of requests sent to the PrfaaS cluster.
-        prefix_hit_ratio: Share of the prompt tokens of started prefills that were cached there.
-        egress: Mean and P99 of one-second windows over all links, bit/s, and all bytes.
-        utilisation: Share of the time each stage worked; of links the busiest one.
-        queues: Mean, percentiles, least and most of each stage's queue while the run lasted: ms of
-            work before a prefill instance, bytes before the link, requests before decode.
-        num_recomputed: Prompts that an instance that decodes computed, in whole or in part, since
-            what it waited for was lost or late.
-        num_touched: Requests that left their route in any way.
-        fallbacks: How often a route was left or did not pay off, by "stage/reason".
-        retries: Decode legs that ran again ("made"), or might not ("over_budget").
-        breakers_opened: How often the breaker of an instance or a link opened.
-        role_changes: When which PD instance began and ended to change to which role.
-        tenants: By name: requests that arrived, were admitted and met every target, and seconds of
-            prefill that were admitted, as PD-P instances take them.
-        jain_index: Of those seconds for each tenant's weight: 1 is even, 1/n is all to one of n.
-        traffic: Of each network: bytes and price by purpose.
-        price: GPUs and traffic for the run, and for one million prompt tokens; with prices, the
-            prefills by use, and for one request in time.
-        ttft_ms: Time to first token of each request that finished, ms.
-    """
+    """Figures of one run, over the requests that arrived in the measured window."""
 
     window_s: float
+    """Length of the window, s."""
     num_requests: int
     good_request_count: int
+    """Those of them that met every target."""
     outcomes: dict[str, int]
     request_throughput: float
+    """First tokens in the window, 1/s."""
     goodput: float
+    """Requests that arrived in the window and met every target, 1/s."""
     slo_attainment: float
+    """Share of the arrivals that met every target."""
     output_token_throughput: float
+    """Output tokens of these requests per second of the window."""
     time_to_first_token: dict[str, float]
+    """Mean, percentiles, least, most and standard deviation, ms."""
     time_to_second_token: dict[str, float]
+    """The same of those whose first token the engine that prefilled gave."""
     inter_token_latency: dict[str, float]
+    """The same of the mean time per output token, ms."""
     request_latency: dict[str, float]
+    """The same of the whole request, ms."""
     input_sequence_length: dict[str, float]
+    """The same of the prompts, tokens."""
     output_sequence_length: dict[str, float]
     ttft_parts: dict[str, float]
+    """Mean of each part of TTFT, ms; see `ttft_parts`."""
     ttft_parts_by_percentile: dict[str, dict[str, float]]
+    """The same over ranges of percentiles of TTFT."""
     offloaded_ratio: float
+    """Share of requests sent to the PrfaaS cluster."""
     prefix_hit_ratio: float
+    """Share of the prompt tokens of started prefills that were cached there."""
     egress: dict[str, float]
+    """Mean and P99 of one-second windows over all links, bit/s, and all bytes."""
     utilisation: dict[str, float]
+    """Share of the time each stage worked; of links the busiest one."""
     queues: dict[str, dict[str, float]]
+    """Mean, percentiles, least and most of each stage's queue while the run lasted: ms of work
+    before a prefill instance, bytes before the link, requests before decode."""
     decisions: dict[str, int]
     num_recomputed: int
+    """Prompts that an instance that decodes computed, in whole or in part, since what it waited for
+    was lost or late."""
     num_touched: int
+    """Requests that left their route in any way."""
     fallbacks: dict[str, int]
+    """How often a route was left or did not pay off, by "stage/reason"."""
     retries: dict[str, int]
+    """Decode legs that ran again ("made"), or might not ("over_budget")."""
     breakers_opened: dict[str, int]
+    """How often the breaker of an instance or a link opened."""
     role_changes: list[dict[str, Any]]
+    """When which PD instance began and ended to change to which role."""
     tenants: dict[str, dict[str, float]]
+    """By name: requests that arrived, were admitted and met every target, and seconds of prefill
+    that were admitted, as PD-P instances take them."""
     jain_index: float
+    """Of those seconds for each tenant's weight: 1 is even, 1/n is all to one of n."""
     traffic: dict[str, dict[str, dict[str, float]]]
+    """Of each network: bytes and price by purpose."""
     price: dict[str, float]
+    """GPUs and traffic for the run, and for one million prompt tokens; with prices, the prefills by
+    use, and for one request in time."""
     num_events: int
     simulated_s: float
     digest: str
     ttft_ms: FloatArray = field(default_factory=lambda: np.zeros(0), compare=False, repr=False)
+    """Time to first token of each request that finished, ms."""
 
     def as_dict(self) -> dict[str, Any]:
         """Values for JSON; single requests are left out."""

@@ -43,27 +43,21 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Use:
-    """Seconds of each stage that serving a request takes.
-
-    Attributes:
-        local_s: Prefill at home; inf where that is late even alone.
-        remote_s: Prefill away; inf the same.
-        alone_s: From arrival to the last token, on the faster path with nobody else.
-    """
+    """Seconds of each stage that serving a request takes."""
 
     local_s: float
+    """Prefill at home; inf where that is late even alone."""
     remote_s: float
+    """Prefill away; inf the same."""
     link_s: float
     decode_s: float
     alone_s: float
+    """From arrival to the last token, on the faster path with nobody else."""
 
 
 def bound(scenario: Scenario) -> float:
-    """Upper bound of the goodput of a scenario, req/s.
-
-    Raises:
-        ConfigError: It has no TTFT target, not exactly one PrfaaS cluster, or no decode instances.
-    """
+    """Upper bound of the goodput of a scenario, req/s. `ConfigError`: It has no TTFT target, not
+    exactly one PrfaaS cluster, or no decode instances."""
     setup = scenario.setup
     if setup.slo.ttft_ns is None or len(setup.prfaas) != 1 or not setup.num_decode:
         raise ConfigError(

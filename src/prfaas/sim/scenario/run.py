@@ -63,13 +63,10 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """The highest load that holds the targets.
-
-    Attributes:
-        scale: Factor on the scenario's arrival rate.
-    """
+    """The highest load that holds the targets."""
 
     scale: float
+    """Factor on the scenario's arrival rate."""
     results: Results
 
 

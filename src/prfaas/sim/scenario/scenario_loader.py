@@ -19,21 +19,18 @@ from prfaas.units import ns
 
 @dataclass(frozen=True)
 class Scenario:
-    """A system, what arrives, and what of it is measured.
-
-    Attributes:
-        start_ns: Earlier arrivals are not counted.
-        end_ns: End of the arrivals; None takes the last arrival.
-        notes: What a reader of the results should know.
-    """
+    """A system, what arrives, and what of it is measured."""
 
     title: str
     setup: Setup
     workload: ScaledWorkload
     seed: int
     start_ns: int
+    """Earlier arrivals are not counted."""
     end_ns: int | None
+    """End of the arrivals; None takes the last arrival."""
     notes: tuple[str, ...] = ()
+    """What a reader of the results should know."""
 
     def requests(self) -> list[Request]:
         """The requests of the scenario's seed."""

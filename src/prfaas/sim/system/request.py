@@ -21,48 +21,45 @@ class FollowUp(Record, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request. Instants in ns of virtual time, UNSET before they happen.
-
-    Attributes:
-        index: Unique in the workload.
-        arrived_at_ns: When it came; of one that follows another, set when it comes.
-        num_output_tokens: Output, tokens; no policy sees it.
-        block_ids: Ids of the prompt's blocks; the last may be a partial one.
-        tenant: Whose it is; empty if nobody's in particular.
-        followers: Requests of the same session that wait for its end.
-        attempt: Counts prefills, also those given up; events of an earlier one are void.
-        kept_tokens: Prefix that a pool kept of a transfer that was cut.
-        had_tokens: Output that its client has from another instance than the one that decodes.
-        routed_at_ns: When the last attempt began.
-        relayed_tokens: Those after the first of the instance that prefilled.
-        second_token_at_ns: When the second one came, if the first one came early.
-        offloaded: True if it was ever sent to the PrfaaS cluster.
-    """
+    """One request. Instants in ns of virtual time, UNSET before they happen."""
 
     index: int
+    """Unique in the workload."""
     arrived_at_ns: int
+    """When it came; of one that follows another, set when it comes."""
     num_prompt_tokens: int
     num_output_tokens: int
+    """Output, tokens; no policy sees it."""
     block_ids: tuple[int, ...] = ()
+    """Ids of the prompt's blocks; the last may be a partial one."""
     tenant: str = ""
+    """Whose it is; empty if nobody's in particular."""
     followers: tuple[FollowUp, ...] = ()
+    """Requests of the same session that wait for its end."""
     decision: Decision | None = None
     outcome: Outcome = Outcome.RUNNING
     attempt: int = 0
+    """Counts prefills, also those given up; events of an earlier one are void."""
     num_new_tokens: int = 0
     num_hit_tokens: int = 0
     kept_tokens: int = 0
+    """Prefix that a pool kept of a transfer that was cut."""
     kept_in: str = ""
     had_tokens: int = 0
+    """Output that its client has from another instance than the one that decodes."""
     relayed_tokens: int = 0
+    """Those after the first of the instance that prefilled."""
     routed_at_ns: int = UNSET
+    """When the last attempt began."""
     prefill_started_at_ns: int = UNSET
     prefilled_at_ns: int = UNSET
     landed_at_ns: int = UNSET
     first_token_at_ns: int = UNSET
     second_token_at_ns: int = UNSET
+    """When the second one came, if the first one came early."""
     finished_at_ns: int = UNSET
     offloaded: bool = False
+    """True if it was ever sent to the PrfaaS cluster."""
 
     def resume_after(self, hit_tokens: int, now_ns: int) -> None:
         """Begin an attempt that computes the prompt after a prefix."""

@@ -129,20 +129,17 @@ Source = Synthetic | Trace | Sessions
 
 @dataclass(frozen=True, slots=True)
 class ScaledWorkload:
-    """A source, changed.
-
-    Attributes:
-        prompt_scale: Prompts become so many times as long; common prefixes do too.
-        output_scale: Factor of output lengths.
-        tenants: Share of each tenant, in any unit. Empty keeps those of the source. Requests that
-            follow each other have one tenant.
-    """
+    """A source, changed."""
 
     source: Source
     block_tokens: int = 512
     prompt_scale: float = 1.0
+    """Prompts become so many times as long; common prefixes do too."""
     output_scale: float = 1.0
+    """Factor of output lengths."""
     tenants: Mapping[str, float] = field(default_factory=dict)
+    """Share of each tenant, in any unit. Empty keeps those of the source. Requests that follow each
+    other have one tenant."""
 
     def requests(self, seed: int) -> list[Request]:
         """Requests that come by themselves, in order of arrival; others follow them; ConfigError if

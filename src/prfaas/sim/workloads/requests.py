@@ -21,13 +21,10 @@ from prfaas.units import NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class SineSwing:
-    """A sine around the mean, from its low point.
-
-    Attributes:
-        ratio: Swing, as a share of the mean, in [0, 1).
-    """
+    """A sine around the mean, from its low point."""
 
     ratio: float
+    """Swing, as a share of the mean, in [0, 1)."""
     period_s: float
 
     def knots(self, until_s: float) -> FloatArray:
@@ -82,22 +79,19 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Requests without common prefixes.
-
-    Attributes:
-        duration_ns: Length of the arrivals.
-        arrival_cv: Variation of the gaps: 1 is Poisson, more is burstier (Gamma).
-        shape: How the rate moves around its mean; None is constant.
-        fixed_output: Every output has the mean length; else they are geometric.
-    """
+    """Requests without common prefixes."""
 
     rate_per_s: float
     duration_ns: int
+    """Length of the arrivals."""
     lengths: LengthDistribution
     output_tokens: float
     arrival_cv: float = 1.0
+    """Variation of the gaps: 1 is Poisson, more is burstier (Gamma)."""
     shape: RateShape | None = None
+    """How the rate moves around its mean; None is constant."""
     fixed_output: bool = True
+    """Every output has the mean length; else they are geometric."""
 
     def requests(self, seed: int) -> list[Request]:
         """The requests, in order of arrival; ConfigError if they would be too many."""
@@ -135,18 +129,15 @@ def draw_lengths(lengths: LengthDistribution, count: int, rng: np.random.Generat
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Recorded requests.
-
-    Attributes:
-        jitter_ns: Each arrival is moved by up to so much, within the trace's tick.
-        rate_scale: Arrivals come so many times as fast.
-        num_requests_max: Only the first so many; None is all.
-    """
+    """Recorded requests."""
 
     rows: tuple[RecordedRequest, ...]
     jitter_ns: int = 0
+    """Each arrival is moved by up to so much, within the trace's tick."""
     rate_scale: float = 1.0
+    """Arrivals come so many times as fast."""
     num_requests_max: int | None = None
+    """Only the first so many; None is all."""
 
     def requests(self, seed: int) -> list[Request]:
         """The requests, in order of arrival."""

@@ -29,23 +29,20 @@ PAUSE_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Sessions that start at a rate, or that a number of users runs; exactly one is given.
-
-    Attributes:
-        sessions: Recorded ones, drawn without replacement until all were used.
-        duration_ns: No turn comes later.
-        block_tokens: Tokens of a block of the caches.
-        rate_per_s: Starts of sessions, a Poisson process.
-        num_users: Users, each with one session at a time.
-        think_max_s: Longer pauses between turns are cut to this.
-    """
+    """Sessions that start at a rate, or that a number of users runs; exactly one is given."""
 
     sessions: tuple[Session, ...]
+    """Recorded ones, drawn without replacement until all were used."""
     duration_ns: int
+    """No turn comes later."""
     block_tokens: int
+    """Tokens of a block of the caches."""
     rate_per_s: float | None = None
+    """Starts of sessions, a Poisson process."""
     num_users: int | None = None
+    """Users, each with one session at a time."""
     think_max_s: float = float("inf")
+    """Longer pauses between turns are cut to this."""
 
     def requests(self, seed: int) -> list[Request]:
         """First turns of the sessions that start by themselves; the others follow them; ConfigError

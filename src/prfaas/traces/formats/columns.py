@@ -31,12 +31,8 @@ _NUMBER = re.compile(r"[+-]?\d{1,20}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?", re.AS
 
 def calendar_ns(column: str, text: str) -> int:
     """Nanoseconds since 1970 of a date and time, exact to nine digits of the second; DroppedError
-    if the value is invalid.
-
-    Args:
-        text: As in "2023-11-16 18:15:46.6805900" or "2024-05-10 00:00:00.009930+00:00"; without a
-            time zone it is UTC.
-    """
+    if the value is invalid. `text`: As in "2023-11-16 18:15:46.6805900" or "2024-05-10
+    00:00:00.009930+00:00"; without a time zone it is UTC."""
     match = _CALENDAR.fullmatch(text)
     try:
         if match is None:
@@ -59,10 +55,7 @@ def _seconds(whole: str, zone: str) -> int:
 
 def seconds_ns(column: str, text: str) -> int:
     """Nanoseconds of a number of seconds from any origin; DroppedError if the value is invalid.
-
-    Args:
-        text: A decimal number, 0 or more.
-    """
+    `text`: A decimal number, 0 or more."""
     if not _NUMBER.fullmatch(text):
         raise DroppedError(
             f"{column} is no number", f"{column} is {text[:40]!a}; expected seconds as a number"
@@ -77,23 +70,20 @@ _WHOLE = re.compile(r"(-?\d{1,15})(?:\.0*)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class CsvFormat:
-    """A format of comma-separated values.
-
-    Attributes:
-        name: As in `--from`.
-        prompt: Names that the column of prompt lengths may have.
-        instant: Column of instants; empty for a format that has none.
-        instant_ns: Reader of that column, from its name and a cell to nanoseconds.
-        failed: Requests without output have failed and are left out.
-    """
+    """A format of comma-separated values."""
 
     name: str
+    """As in `--from`."""
     title: str
     prompt: tuple[str, ...]
+    """Names that the column of prompt lengths may have."""
     output: tuple[str, ...]
     instant: str = ""
+    """Column of instants; empty for a format that has none."""
     instant_ns: Callable[[str, str], int] = seconds_ns
+    """Reader of that column, from its name and a cell to nanoseconds."""
     failed: bool = False
+    """Requests without output have failed and are left out."""
 
     def matches(self, columns: list[str]) -> bool:
         """Return True if the columns of this format are there."""
@@ -154,11 +144,8 @@ def columns_of(header: bytes) -> list[str]:
 
 
 class CsvRows:
-    """Rows of a file in a CSV format; ConfigError if a column is missing or there twice.
-
-    Args:
-        number: Line of the header.
-    """
+    """Rows of a file in a CSV format; ConfigError if a column is missing or there twice. `number`:
+    Line of the header."""
 
     def __init__(self, form: CsvFormat, path: Path, number: int, header: bytes) -> None:
         columns = columns_of(header)
@@ -219,15 +206,12 @@ NUM_WINDOWS_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """A rate that is constant within windows of equal length; the curve repeats.
-
-    Attributes:
-        rates: Rate in each window, in any unit; not all 0.
-        period_s: Length of the whole curve.
-    """
+    """A rate that is constant within windows of equal length; the curve repeats."""
 
     rates: tuple[float, ...]
+    """Rate in each window, in any unit; not all 0."""
     period_s: float
+    """Length of the whole curve."""
 
     def knots(self, until_s: float) -> NDArray[np.float64]:
         """The windows' edges."""

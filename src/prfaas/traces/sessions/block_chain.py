@@ -25,19 +25,16 @@ MESSAGE_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class TextUnits:
-    """A measure of texts.
-
-    Attributes:
-        cut: From a text to its units, as bytes of `unit_bytes` each.
-        units_per_block: Units of a block of `BLOCK_TOKENS` tokens.
-        units_per_message: Units of the markers around a message.
-    """
+    """A measure of texts."""
 
     title: str
     cut: Callable[[str], bytes]
+    """From a text to its units, as bytes of `unit_bytes` each."""
     unit_bytes: int
     units_per_block: int
+    """Units of a block of `BLOCK_TOKENS` tokens."""
     units_per_message: int
+    """Units of the markers around a message."""
 
     def num_tokens(self, num_units: int) -> int:
         """Tokens of a number of units, rounded up."""
@@ -45,11 +42,7 @@ class TextUnits:
 
 
 def characters(per_token: float) -> TextUnits:
-    """Characters with a fixed number per token.
-
-    Args:
-        per_token: In [0.25, 64].
-    """
+    """Characters with a fixed number per token. `per_token`: In [0.25, 64]."""
     return TextUnits(
         f"{per_token:g} characters a token",
         lambda text: text.encode("utf-32-le"),
@@ -60,11 +53,8 @@ def characters(per_token: float) -> TextUnits:
 
 
 def tokens_of(directory: Path) -> TextUnits:
-    """Tokens of a model; ConfigError if it cannot be read.
-
-    Args:
-        directory: Holds its `tokenizer.json`.
-    """
+    """Tokens of a model; ConfigError if it cannot be read. `directory`: Holds its
+    `tokenizer.json`."""
     from tokenizers import Tokenizer
 
     path = directory / "tokenizer.json"

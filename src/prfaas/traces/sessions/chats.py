@@ -42,19 +42,16 @@ class ChatTurn:
 
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """Chat transcripts as they were read.
-
-    Attributes:
-        sessions: Turns of each session that has one.
-        numbers: Of the blocks.
-        drops: Lines that gave no messages.
-        notes: Number of omissions and assumptions within lines, by kind.
-    """
+    """Chat transcripts as they were read."""
 
     sessions: tuple[tuple[ChatTurn, ...], ...]
+    """Turns of each session that has one."""
     numbers: BlockNumbers
+    """Of the blocks."""
     drops: Drops
+    """Lines that gave no messages."""
     notes: Counter[str]
+    """Number of omissions and assumptions within lines, by kind."""
 
     @property
     def num_requests(self) -> int:
@@ -158,11 +155,7 @@ class _Reader:
 
 
 class _Session:
-    """Follows the messages of a session.
-
-    Args:
-        units: What texts are measured in.
-    """
+    """Follows the messages of a session. `units`: What texts are measured in."""
 
     def __init__(
         self,
@@ -186,11 +179,7 @@ class _Session:
         self._unanswered = False
 
     def add(self, message: SessionMessage) -> None:
-        """Add a message.
-
-        Raises:
-            DroppedError: The session becomes too long.
-        """
+        """Add a message. `DroppedError`: The session becomes too long."""
         self._notes[NOT_TEXT] += message.num_media
         text = self._units.cut(message.text)
         if not message.is_answer:

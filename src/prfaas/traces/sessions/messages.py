@@ -33,36 +33,30 @@ _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class SessionMessage(NamedTuple):
-    """A message.
-
-    Attributes:
-        is_answer: It comes from the model.
-        text: What later prompts have of it.
-        hidden: Reasoning: part of the output, not of later prompts.
-        at_s: When it came, s since 1970 or any origin; None if unknown.
-        num_media: Parts that are no text.
-    """
+    """A message."""
 
     role: str
     is_answer: bool
+    """It comes from the model."""
     text: str
+    """What later prompts have of it."""
     hidden: str = ""
+    """Reasoning: part of the output, not of later prompts."""
     at_s: float | None = None
+    """When it came, s since 1970 or any origin; None if unknown."""
     num_media: int = 0
+    """Parts that are no text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """Messages of a line.
-
-    Attributes:
-        session: Their session; empty if the line has none.
-        from_start: True if they begin the session; otherwise they continue the line before.
-    """
+    """Messages of a line."""
 
     session: str
+    """Their session; empty if the line has none."""
     messages: tuple[SessionMessage, ...]
     from_start: bool
+    """True if they begin the session; otherwise they continue the line before."""
 
 
 def transcript_of(line: bytes) -> Transcript:

@@ -74,37 +74,31 @@ class _Session(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a session.
-
-    Attributes:
-        runs: First id and length of each run of block ids; the last block may be a partial one.
-        think_s: From the end of the request before, of the agent that starts it, s.
-        after: Index of the turn it waits for; None for the first.
-        at_s: When it came, s since the start of the session.
-    """
+    """One request of a session."""
 
     num_prompt_tokens: int
     num_output_tokens: int
     runs: Runs
+    """First id and length of each run of block ids; the last block may be a partial one."""
     think_s: float
+    """From the end of the request before, of the agent that starts it, s."""
     after: int | None
+    """Index of the turn it waits for; None for the first."""
     at_s: float = 0.0
+    """When it came, s since the start of the session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns, each after the one it waits for.
-
-    Attributes:
-        turns: In an order in which each comes after the one it waits for.
-        shared: Runs of ids of blocks that other sessions of the file have too, rising.
-        start_s: When it began, s since the first session of the file; None if unknown.
-    """
+    """Turns, each after the one it waits for."""
 
     turns: tuple[Turn, ...]
+    """In an order in which each comes after the one it waits for."""
     block_tokens: int
     shared: Runs = ()
+    """Runs of ids of blocks that other sessions of the file have too, rising."""
     start_s: float | None = None
+    """When it began, s since the first session of the file; None if unknown."""
 
 
 def read_sessions(path: Path, on_progress: OnProgress | None = None) -> tuple[Session, ...]:
@@ -213,11 +207,8 @@ NUM_BLOCKS = 4_000_000
 
 
 def block_tokens_of(sessions: Sequence[Session], coarse_tokens: int) -> int:
-    """Tokens of a block to flatten sessions with.
-
-    Args:
-        coarse_tokens: For sessions with many blocks, if it is a multiple of theirs.
-    """
+    """Tokens of a block to flatten sessions with. `coarse_tokens`: For sessions with many blocks,
+    if it is a multiple of theirs."""
     own = max(session.block_tokens for session in sessions)
     num_tokens = sum(turn.num_prompt_tokens for session in sessions for turn in session.turns)
     divides = all(coarse_tokens % session.block_tokens == 0 for session in sessions)
@@ -258,11 +249,8 @@ _encoder = msgspec.json.Encoder()
 
 
 def check_target(path: Path, source: Path, *, overwrite: bool = False) -> None:
-    """Check where a file is to be written.
-
-    Raises:
-        ConfigError: Its name does not end as it should, or it exists and may not be replaced.
-    """
+    """Check where a file is to be written. `ConfigError`: Its name does not end as it should, or it
+    exists and may not be replaced."""
     if not path.name.endswith(SUFFIXES):
         raise ConfigError(f"{path}: the name of the file has to end in {' or '.join(SUFFIXES)}")
     if path.exists() and (not overwrite or path.samefile(source)):
@@ -315,11 +303,8 @@ class SessionLine(msgspec.Struct, omit_defaults=True):
 
 
 def session_lines(chats: Chats, pause_s: float) -> Iterator[SessionLine]:
-    """The lines of all sessions.
-
-    Args:
-        pause_s: Before a turn whose pause is not recorded; how many is added to `chats.notes`.
-    """
+    """The lines of all sessions. `pause_s`: Before a turn whose pause is not recorded; how many is
+    added to `chats.notes`."""
     starts = [turns[0].asked_at_s for turns in chats.sessions]
     first_s = min((at for at in starts if at is not None), default=0.0)
     for i, (turns, at) in enumerate(zip(chats.sessions, starts, strict=True)):

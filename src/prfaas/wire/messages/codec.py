@@ -2,104 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from functools import reduce
+from operator import or_
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 
 from prfaas.errors import PeerError
 from prfaas.wire.frames import VERSION, encode_control
+from prfaas.wire.messages import base, comparing, engine, gateway, link, survey
 from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong, Unsupported
-from prfaas.wire.messages.comparing import Compare, Compared
-from prfaas.wire.messages.engine import (
-    EngineHello,
-    Load,
-    LoadDone,
-    Lookup,
-    LookupDone,
-    Push,
-    PushDone,
-    Store,
-    StoreDone,
-    Touch,
-    TransferOver,
-)
-from prfaas.wire.messages.gateway import (
-    Evicted,
-    LinkLease,
-    Order,
-    OrderDone,
-    PoolState,
-    Snapshot,
-    SnapshotEnd,
-    Stored,
-    Subscribe,
-    TransferEnded,
-)
+from prfaas.wire.messages.comparing import Compare
+from prfaas.wire.messages.gateway import LinkLease, Order, Subscribe
 from prfaas.wire.messages.link import (
     Abort,
     Accepted,
     Arrived,
-    Commit,
     Committed,
     Connections,
     Decodes,
-    Join,
-    Missing,
-    Offer,
-    PoolHello,
     Pull,
     Refused,
     Release,
     Resumed,
 )
-from prfaas.wire.messages.survey import Survey, Surveyed
+from prfaas.wire.messages.survey import Survey
 
-AnyMessage = (
-    Ping
-    | Pong
-    | Goodbye
-    | Unsupported
-    | EngineHello
-    | Push
-    | Store
-    | StoreDone
-    | PushDone
-    | Lookup
-    | LookupDone
-    | Load
-    | LoadDone
-    | Touch
-    | TransferOver
-    | PoolHello
-    | Join
-    | Resumed
-    | Decodes
-    | Connections
-    | Arrived
-    | Committed
-    | Offer
-    | Accepted
-    | Refused
-    | Commit
-    | Abort
-    | Release
-    | Pull
-    | Missing
-    | Subscribe
-    | Snapshot
-    | SnapshotEnd
-    | Stored
-    | Evicted
-    | TransferEnded
-    | PoolState
-    | LinkLease
-    | Order
-    | OrderDone
-    | Compare
-    | Compared
-    | Survey
-    | Surveyed
+AnyMessage: TypeAlias = Message
+KINDS = tuple(
+    {
+        kind: None
+        for conversation in (base, comparing, engine, gateway, link, survey)
+        for kind in vars(conversation).values()
+        if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
+    }
 )
+"""All kinds of messages: those of every conversation."""
 
 OfGateway = (
     Ping
@@ -145,7 +83,7 @@ def tags_of(union: object) -> list[str]:
     return [tag_of(kind) for kind in get_args(union)]
 
 
-_TAGS = frozenset(tags_of(AnyMessage))
+_TAGS = frozenset(map(tag_of, KINDS))
 
 
 class UnknownMessageError(PeerError):
@@ -169,7 +107,7 @@ class _Kind(msgspec.Struct):
 
 _kinds = msgspec.msgpack.Decoder(_Kind)
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(reduce(or_, KINDS))
 
 
 def encode(message: Message, version: int = VERSION) -> bytes:

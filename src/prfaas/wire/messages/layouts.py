@@ -13,12 +13,10 @@ from prfaas.core.kv.blocks import (
     NAME_CHARS_MAX,
     PLANES_MAX,
     VALUE_CHARS_MAX,
-    CacheGroup,
     GroupKind,
     HashScheme,
     KvPage,
     Layout,
-    Plane,
 )
 from prfaas.wire.messages.fields import GROUPS_MAX, Count, LayoutId, Text
 
@@ -73,19 +71,6 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
                 f"its keys and values have {num_bytes}"
             )
 
-    def group(self) -> CacheGroup:
-        """Return the same, as the core knows it."""
-        planes = tuple(Plane(*plane) for plane in self.planes)
-        return CacheGroup(
-            self.index,
-            self.kind,
-            self.tokens_per_block,
-            self.block_bytes,
-            self.window_tokens,
-            planes,
-            tuple(KvPage(*page) for page in self.pages),
-        )
-
 
 class LayoutSpec(msgspec.Struct, frozen=True, kw_only=True):
     """An announced layout; an older engine names no scheme, and hashes as vLLM does."""
@@ -107,9 +92,7 @@ class LayoutSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def layout(self) -> Layout:
         """The same, as the core knows it."""
-        groups = tuple(spec.group() for spec in self.groups)
-        span, seed = self.tokens_per_hash, self.hash_seed
-        return Layout(self.layout_id, span, seed, groups, self.hash_scheme)
+        return msgspec.convert(self, Layout, from_attributes=True)
 
 
 class LayoutFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,22 +122,4 @@ def bounded(found: Iterable[LayoutFacts]) -> list[LayoutFacts]:
 
 def layout_spec(layout: Layout) -> LayoutSpec:
     """A layout, ready to announce."""
-    groups = [
-        GroupSpec(
-            index=g.index,
-            kind=g.kind,
-            tokens_per_block=g.tokens_per_block,
-            block_bytes=g.block_bytes,
-            window_tokens=g.window_tokens,
-            planes=list(g.planes),
-            pages=list(g.pages),
-        )
-        for g in layout.groups
-    ]
-    return LayoutSpec(
-        layout_id=layout.layout_id,
-        tokens_per_hash=layout.tokens_per_hash,
-        hash_seed=layout.hash_seed,
-        groups=groups,
-        hash_scheme=layout.hash_scheme,
-    )
+    return msgspec.convert(layout, LayoutSpec, from_attributes=True)

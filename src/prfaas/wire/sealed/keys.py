@@ -41,14 +41,11 @@ class KeyLimits:
     """Use of one key, before the next generation.
 
     TLS 1.3 allows an AES-GCM key 2**24.5 records of 16 KiB, 2**38.5 bytes, for an advantage of
-    2**-57 (RFC 8446, 5.5). The default is under a fifth of that.
-
-    Attributes:
-        num_bytes: Bytes sealed; a single record may be larger.
-    """
+    2**-57 (RFC 8446, 5.5). The default is under a fifth of that."""
 
     records: int = 1 << 24
     num_bytes: int = 1 << 36
+    """Bytes sealed; a single record may be larger."""
 
 
 LIMITS = KeyLimits()
@@ -56,21 +53,18 @@ LIMITS = KeyLimits()
 
 @dataclass(frozen=True, slots=True)
 class LinkSecret:
-    """Root of the keys of one session of a link.
-
-    Attributes:
-        encryption: Protection that was agreed on; TLS has no secret.
-        source: Name of the pool that sends blocks.
-        destination: Name of the pool that receives them.
-        link: The source's word for the session.
-        secret: SECRET_BYTES random bytes of the destination's.
-    """
+    """Root of the keys of one session of a link."""
 
     encryption: LinkEncryption
+    """Protection that was agreed on; TLS has no secret."""
     source: str
+    """Name of the pool that sends blocks."""
     destination: str
+    """Name of the pool that receives them."""
     link: str
+    """The source's word for the session."""
     secret: bytes = field(repr=False)
+    """SECRET_BYTES random bytes of the destination's."""
 
     def __post_init__(self) -> None:
         """Reject what no keys can be made of."""
@@ -86,11 +80,8 @@ class LinkSecret:
         return _expand(self.secret, ID_BYTES, b"id", *self._ends)
 
     def of_connection(self, number: int) -> bytes:
-        """Return the secret of a data connection.
-
-        Args:
-            number: Below NUMBER_MAX; no two connections of a session have the same.
-        """
+        """Return the secret of a data connection. `number`: Below NUMBER_MAX; no two connections of
+        a session have the same."""
         return _expand(self.secret, SECRET_BYTES, b"connection", number.to_bytes(8), *self._ends)
 
     @property

@@ -47,20 +47,17 @@ class SealError(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """First bytes of a data connection.
-
-    Attributes:
-        encryption: Protection that it names; authenticated with the tag.
-        link_id: Session that it claims to belong to.
-        clear: The bytes that the tag covers.
-        tag: Proof that the caller has the session's secret.
-    """
+    """First bytes of a data connection."""
 
     encryption: LinkEncryption
+    """Protection that it names; authenticated with the tag."""
     link_id: bytes
+    """Session that it claims to belong to."""
     number: int
     clear: bytes
+    """The bytes that the tag covers."""
     tag: bytes
+    """Proof that the caller has the session's secret."""
 
 
 def decode_opening(data: Bytes) -> Opening:
@@ -181,11 +178,8 @@ class ConnectionNumbers:
         self._lock = threading.Lock()
 
     def claim(self, number: int) -> None:
-        """Use a number whose opening was authenticated. Any thread may call it.
-
-        Raises:
-            SealError: It was used, or may have been.
-        """
+        """Use a number whose opening was authenticated. Any thread may call it. `SealError`: It was
+        used, or may have been."""
         with self._lock:
             self._claim(number)
 

@@ -16,38 +16,32 @@ from prfaas.core.kv.canonical.shards import shard
 
 
 class CopyRun(NamedTuple):
-    """Fragments of equal size at equal distances in a row and in a block, all in bytes.
-
-    Attributes:
-        row_offset: Place of the first fragment in a row.
-        block_offset: Place of the first fragment in a canonical block.
-        row_stride: Distance of neighbours in the row.
-        block_stride: Distance of neighbours in the block.
-    """
+    """Fragments of equal size at equal distances in a row and in a block, all in bytes."""
 
     row_offset: int
+    """Place of the first fragment in a row."""
     block_offset: int
+    """Place of the first fragment in a canonical block."""
     size: int
     fragments: int = 1
     row_stride: int = 0
+    """Distance of neighbours in the row."""
     block_stride: int = 0
+    """Distance of neighbours in the block."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPages:
-    """Pages of one rank within a row.
-
-    Attributes:
-        tp_rank: Number of the rank among those that divide the units.
-        tp_size: Number of those ranks.
-        pages: Offsets in the row, bytes, of the pages of each layer that this rank has, by its
-            number in the group. A stage of pipeline parallelism has some of the layers. Several
-            pages hold equal runs of the tokens of a block, one after the other.
-    """
+    """Pages of one rank within a row."""
 
     tp_rank: int
+    """Number of the rank among those that divide the units."""
     tp_size: int
+    """Number of those ranks."""
     pages: Mapping[int, Sequence[int]]
+    """Offsets in the row, bytes, of the pages of each layer that this rank has, by its number in
+    the group. A stage of pipeline parallelism has some of the layers. Several pages hold equal runs
+    of the tokens of a block, one after the other."""
 
 
 def page_bytes(layer: LayerParts, tp_size: int, num_pages: int = 1) -> int:
@@ -61,11 +55,8 @@ def page_bytes(layer: LayerParts, tp_size: int, num_pages: int = 1) -> int:
 
 
 def row_runs(layers: Sequence[LayerParts], ranks: Sequence[RankPages]) -> list[CopyRun]:
-    """Return the copies between a row and a canonical block of these layers.
-
-    Raises:
-        ValueError: A layer lies in no rank, or in pages that cannot share its tokens.
-    """
+    """Return the copies between a row and a canonical block of these layers. `ValueError`: A layer
+    lies in no rank, or in pages that cannot share its tokens."""
     starts = [0]
     for layer in layers:
         starts.append(starts[-1] + layer_bytes(layer))

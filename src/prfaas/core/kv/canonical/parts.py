@@ -38,30 +38,24 @@ class Strip(NamedTuple):
     """Neighbouring runs of bytes, each of which has all tokens of a block in their order.
 
     K and V of a head side by side are one strip. Keys that are stored dimension by dimension are a
-    strip for each dimension.
-
-    Attributes:
-        number: Number of runs, at least 1.
-    """
+    strip for each dimension."""
 
     number: int
+    """Number of runs, at least 1."""
     num_bytes: int
 
 
 class Section(NamedTuple):
-    """Neighbouring units that ranks divide among themselves.
-
-    Attributes:
-        name: Such as `kv` or `q`.
-        units: Number in the whole model, at least 1; 1 is never divided.
-        unit_bytes: Size of each in one row of its part.
-        strips: A unit as runs over tokens; empty if pages cannot share a unit.
-    """
+    """Neighbouring units that ranks divide among themselves."""
 
     name: str
+    """Such as `kv` or `q`."""
     units: int
+    """Number in the whole model, at least 1; 1 is never divided."""
     unit_bytes: int
+    """Size of each in one row of its part."""
     strips: tuple[Strip, ...] = ()
+    """A unit as runs over tokens; empty if pages cannot share a unit."""
 
     @property
     def num_bytes(self) -> int:
@@ -71,21 +65,18 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerPart:
-    """Numbers of one type of a layer.
-
-    Attributes:
-        name: Such as `kv`, `latent`, `conv` or `state`.
-        dtype: Name of the type as in PyTorch, such as `bfloat16`.
-        outer: Number of rows, each with all sections.
-        sections: The sections of a row, in order.
-        by_token: True if each row is a token.
-    """
+    """Numbers of one type of a layer."""
 
     name: str
+    """Such as `kv`, `latent`, `conv` or `state`."""
     dtype: str
+    """Name of the type as in PyTorch, such as `bfloat16`."""
     outer: int
+    """Number of rows, each with all sections."""
     sections: tuple[Section, ...]
+    """The sections of a row, in order."""
     by_token: bool = False
+    """True if each row is a token."""
 
     def __post_init__(self) -> None:
         """Reject sizes below 1, and strips that are not a unit."""

@@ -17,25 +17,19 @@ are as many."""
 
 
 class Piece(NamedTuple):
-    """Neighbouring bytes of a row.
-
-    Attributes:
-        row_offset: Place of the first byte in the row.
-        places: Offset and size of the parts of a block that lie there, in the order of the row.
-    """
+    """Neighbouring bytes of a row."""
 
     row_offset: int
+    """Place of the first byte in the row."""
     places: tuple[tuple[int, int], ...]
+    """Offset and size of the parts of a block that lie there, in the order of the row."""
 
 
 class Pieces(NamedTuple):
-    """Copies of one group, in both directions.
-
-    Attributes:
-        reads: Bytes of the block, each once.
-    """
+    """Copies of one group, in both directions."""
 
     reads: tuple[Piece, ...]
+    """Bytes of the block, each once."""
     writes: tuple[Piece, ...]
 
     @property
@@ -51,15 +45,10 @@ class _Fragment(NamedTuple):
 
 
 def pieces(announced: Iterable[CopyRun], block_bytes: int, row_bytes: int) -> Pieces:
-    """Return the copies of a group's block.
-
-    Args:
-        announced: Any that cover the block; those that cover a part of it again are replicas.
-
-    Raises:
-        ValueError: The runs are more than FRAGMENTS_MAX fragments, reach beyond the row or the
-            block, leave a part of the block out, or overlap without being replicas.
-    """
+    """Return the copies of a group's block. `announced`: Any that cover the block; those that cover
+    a part of it again are replicas. `ValueError`: The runs are more than FRAGMENTS_MAX fragments,
+    reach beyond the row or the block, leave a part of the block out, or overlap without being
+    replicas."""
     runs = list(announced)
     num = sum(run.fragments for run in runs)
     if num > FRAGMENTS_MAX:

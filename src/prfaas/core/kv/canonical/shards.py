@@ -14,16 +14,13 @@ from typing import NamedTuple
 
 
 class Shard(NamedTuple):
-    """The units of one rank.
-
-    Attributes:
-        num: How many; 0 if all slots are padding.
-        slots: Places for units in the memory of a rank, the same for all ranks, at least 1.
-    """
+    """The units of one rank."""
 
     first: int
     num: int
+    """How many; 0 if all slots are padding."""
     slots: int
+    """Places for units in the memory of a rank, the same for all ranks, at least 1."""
 
 
 def shard(units: int, tp_rank: int, tp_size: int) -> Shard:

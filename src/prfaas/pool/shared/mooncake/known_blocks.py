@@ -22,24 +22,18 @@ NOT_READ = replace(UNKNOWN, born_s=NOT_READ_S)
 
 
 class Known(NamedTuple):
-    """A block in the store.
-
-    Attributes:
-        origin: Where it came from; NOT_READ until it is read, unless this node wrote it.
-        is_own: True if this node wrote it.
-    """
+    """A block in the store."""
 
     num_bytes: int
     origin: Origin = NOT_READ
+    """Where it came from; NOT_READ until it is read, unless this node wrote it."""
     is_own: bool = False
+    """True if this node wrote it."""
 
 
 class KnownBlocks:
-    """Blocks, those first that were not checked for longest.
-
-    Args:
-        blocks_max: Limit of blocks; the first is forgotten for another one.
-    """
+    """Blocks, those first that were not checked for longest. `blocks_max`: Limit of blocks; the
+    first is forgotten for another one."""
 
     def __init__(self, blocks_max: int = KNOWN_MAX) -> None:
         self._blocks_max = blocks_max

@@ -31,50 +31,41 @@ class StoreOperation(StrEnum):
 
 
 class Order(msgspec.Struct, array_like=True):
-    """An order to the client.
-
-    Attributes:
-        number: Of the order; 0 is none.
-        names: Keys of the store.
-        offset: Of the buffer in the shared memory.
-        num_bytes: Size of that buffer.
-    """
+    """An order to the client."""
 
     number: int
+    """Of the order; 0 is none."""
     operation: StoreOperation
     names: list[str]
+    """Keys of the store."""
     offset: int = 0
+    """Of the buffer in the shared memory."""
     num_bytes: int = 0
+    """Size of that buffer."""
 
 
 class StoreAnswer(msgspec.Struct, array_like=True):
-    """The answer to an order; number 0 once, when the client is connected, or cannot be.
-
-    Attributes:
-        codes: Of the library, one for each name: negative for an error; the length for a read.
-    """
+    """The answer to an order; number 0 once, when the client is connected, or cannot be."""
 
     number: int
     codes: list[int]
+    """Of the library, one for each name: negative for an error; the length for a read."""
 
 
 class StoreSetup(msgspec.Struct):
-    """Settings of the client.
-
-    Attributes:
-        address: Of this host, as others reach it.
-        master: HOST:PORT of the master.
-        replicas: Copies of each block.
-        memory_bytes: Size of the shared memory.
-    """
+    """Settings of the client."""
 
     address: str
+    """Of this host, as others reach it."""
     metadata: str
     protocol: str
     devices: str
     master: str
+    """HOST:PORT of the master."""
     replicas: int
+    """Copies of each block."""
     memory_bytes: int
+    """Size of the shared memory."""
 
 
 def framed(message: Order | StoreAnswer) -> bytes:

@@ -17,25 +17,22 @@ PROBE_RATIO = 0.25
 
 @dataclass(frozen=True, slots=True)
 class MooncakeLimits:
-    """Times of the tier, seconds.
-
-    Attributes:
-        check_s: The store is asked for some known blocks at this interval: for their sake, and to
-            see if it answers.
-        request_s: Limit of a request that nobody waits for.
-        stuck_s: A client that has not answered an order for so long is killed.
-        start_s: Limit of the start of the client, which waits for the master.
-        restart_s: Pause before the client is started again; doubles up to `restart_max_s`.
-        flush_s: Limit of the last writes when the node stops.
-    """
+    """Times of the tier, seconds."""
 
     check_s: float = 0.5
+    """The store is asked for some known blocks at this interval: for their sake, and to see if it
+    answers."""
     request_s: float = 2.0
+    """Limit of a request that nobody waits for."""
     stuck_s: float = 3.0
+    """A client that has not answered an order for so long is killed."""
     start_s: float = 20.0
+    """Limit of the start of the client, which waits for the master."""
     restart_s: float = 0.25
+    """Pause before the client is started again; doubles up to `restart_max_s`."""
     restart_max_s: float = 5.0
     flush_s: float = 3.0
+    """Limit of the last writes when the node stops."""
 
 
 LIMITS = MooncakeLimits()
@@ -43,31 +40,28 @@ LIMITS = MooncakeLimits()
 
 @dataclass(frozen=True, slots=True)
 class MooncakeSettings:
-    """A Mooncake Store that pool nodes of a site share.
-
-    Attributes:
-        master: Host and port of `mooncake_master`.
-        keys: File of the site's keys.
-        prefix: Of all keys of the site.
-        metadata: Metadata server of the store, or PEER_TO_PEER.
-        protocol: Transport, `tcp` or `rdma`.
-        devices: Devices of RDMA, comma separated.
-        replicas: Copies of each block, on different providers.
-        deadline_ns: Longest time that the tier may add to a request.
-        buffer_bytes: Memory for blocks on their way to the store and from it, half of it each.
-        limits: Times that are no settings of the deployment file.
-    """
+    """A Mooncake Store that pool nodes of a site share."""
 
     master: tuple[str, int]
+    """Host and port of `mooncake_master`."""
     keys: Path
+    """File of the site's keys."""
     prefix: str = PREFIX
+    """Of all keys of the site."""
     metadata: str = PEER_TO_PEER
+    """Metadata server of the store, or PEER_TO_PEER."""
     protocol: str = "tcp"
+    """Transport, `tcp` or `rdma`."""
     devices: str = ""
+    """Devices of RDMA, comma separated."""
     replicas: int = 1
+    """Copies of each block, on different providers."""
     deadline_ns: int = DEADLINE_NS
+    """Longest time that the tier may add to a request."""
     buffer_bytes: int = BUFFER_BYTES
+    """Memory for blocks on their way to the store and from it, half of it each."""
     limits: MooncakeLimits = LIMITS
+    """Times that are no settings of the deployment file."""
 
     @property
     def deadline_s(self) -> float:
@@ -86,11 +80,8 @@ class MooncakeSettings:
 
 
 def mooncake_settings(table: MooncakeTable, cluster: str) -> MooncakeSettings:
-    """Settings from a table of the deployment file.
-
-    Args:
-        cluster: Name of its cluster, which is the prefix unless the table has one.
-    """
+    """Settings from a table of the deployment file. `cluster`: Name of its cluster, which is the
+    prefix unless the table has one."""
     return MooncakeSettings(
         split_address(table.master),
         table.keys,
