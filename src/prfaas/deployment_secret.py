@@ -19,7 +19,10 @@ def deployment_secret(state: Path) -> bytes:
     """The secret kept in `state`, made on first use. Never log it.
 
     Gateways of one deployment need the same, or they see none of each other's blocks.
-    `ConfigError`: The file cannot be made or read, or holds no secret."""
+
+    Raises:
+        ConfigError: The file cannot be made or read, or holds no secret.
+    """
     path = state / FILE_NAME
     try:
         state.mkdir(parents=True, exist_ok=True)

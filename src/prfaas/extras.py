@@ -31,7 +31,10 @@ def is_installed(module: str) -> bool:
 
 def missing(what: str, extra: str) -> str | None:
     """Return a sentence with the command that installs an extra; None if all of it is installed.
-    `what`: What needs it, the sentence's subject."""
+
+    Args:
+        what: What needs it, the sentence's subject.
+    """
     absent = [module for module in EXTRAS[extra] if not is_installed(module)]
     if not absent:
         return None

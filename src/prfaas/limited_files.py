@@ -69,8 +69,14 @@ def digest_of(paths: Iterable[Path]) -> bytes:
 
 
 def read_json(path: Path, bytes_max: int = FILE_BYTES_MAX, number_max: float = NUMBER_MAX) -> Any:
-    """The value in a JSON file. `number_max`: Limit of its integers. `ConfigError`: The file cannot
-    be read, is no JSON, or is beyond a limit."""
+    """The value in a JSON file.
+
+    Args:
+        number_max: Limit of its integers.
+
+    Raises:
+        ConfigError: The file cannot be read, is no JSON, or is beyond a limit.
+    """
     try:
         value = json.loads(read_limited(path, bytes_max))
     except OSError as error:
@@ -84,8 +90,11 @@ def read_json(path: Path, bytes_max: int = FILE_BYTES_MAX, number_max: float = N
 
 
 def check_values(value: object, path: Path, number_max: float = NUMBER_MAX) -> None:
-    """See that no value of a parsed file is one that later steps fail at. `ConfigError`: Values lie
-    too deep, or a number is too large; names its key."""
+    """See that no value of a parsed file is one that later steps fail at.
+
+    Raises:
+        ConfigError: Values lie too deep, or a number is too large; names its key.
+    """
     waiting: list[tuple[object, str, int]] = [(value, "", 1)]
     while waiting:
         each, place, depth = waiting.pop()

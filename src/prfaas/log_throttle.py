@@ -11,8 +11,11 @@ TEXTS_MAX = 50
 
 
 class LogThrottle:
-    """Logs each message at most once in an interval. `every_ns`: How long a thing is not said
-    again, nanoseconds."""
+    """Logs each message at most once in an interval.
+
+    Args:
+        every_ns: How long a thing is not said again, nanoseconds.
+    """
 
     def __init__(
         self, clock_ns: Callable[[], int] = time.monotonic_ns, every_ns: int = EVERY_NS

@@ -93,8 +93,11 @@ def plain_table(title: str, *columns: str, padding: int = 2) -> Table:
 
 
 def recorded_page(show: Callable[[Console], None], title: str = "prfaas", verdict: str = "") -> str:
-    """Output of a wide terminal, as one HTML page that fetches nothing, light and dark. `verdict`:
-    What stands above all else, and is read on a phone."""
+    """Output of a wide terminal, as one HTML page that fetches nothing, light and dark.
+
+    Args:
+        verdict: What stands above all else, and is read on a phone.
+    """
     console = Console(
         record=True, file=io.StringIO(), width=PAGE_COLUMNS, force_terminal=True, highlight=False
     )

@@ -40,7 +40,11 @@ class MutableRecord(Struct):
 def methods_of(cls: type, kinds: Iterable[type]) -> dict[type, Callable[..., None]]:
     """Return the methods of a class by the kind of record that they handle.
 
-    That for `BlockCame` is `_block_came`. `AttributeError`: A kind has none."""
+    That for `BlockCame` is `_block_came`.
+
+    Raises:
+        AttributeError: A kind has none.
+    """
     names = {kind: _WORD_START.sub("_", "_" + kind.__name__).lower() for kind in kinds}
     return {kind: getattr(cls, name) for kind, name in names.items()}
 

@@ -20,8 +20,11 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
 class Backoff:
     """Pauses before new attempts, each twice as long as the last.
 
-    Jitter spreads the processes that lost something at the same moment. `least_s`: The first pause,
-    seconds."""
+    Jitter spreads the processes that lost something at the same moment.
+
+    Args:
+        least_s: The first pause, seconds.
+    """
 
     def __init__(self, least_s: float, most_s: float) -> None:
         self._least_s, self._most_s = least_s, most_s

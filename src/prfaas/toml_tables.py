@@ -25,7 +25,10 @@ _NO_KEY = frozenset(",=[]{}#")
 
 def read_toml(path: Path, bytes_max: int = FILE_BYTES_MAX) -> dict[str, Any]:
     """Tables of a TOML file; a byte order mark, as some editors write it, is left out.
-    `ConfigError`: The file cannot be read, is no TOML, or is beyond a limit."""
+
+    Raises:
+        ConfigError: The file cannot be read, is no TOML, or is beyond a limit.
+    """
     try:
         text = read_limited(path, bytes_max).decode("utf-8-sig")
         if text.lstrip().startswith("{"):
@@ -53,7 +56,11 @@ _KINDS = (
 
 def refuse_other_kind(tables: Mapping[str, Any], path: Path, wanted: str) -> None:
     """Refuse a file of another kind; ConfigError if a deployment, scenario or plan file is in the
-    place of another one. `wanted`: Command of the kind that is read, such as "prfaas up"."""
+    place of another one.
+
+    Args:
+        wanted: Command of the kind that is read, such as "prfaas up".
+    """
     [(mine, key, _, example)] = [kind for kind in _KINDS if kind[2] == wanted]
     if key in tables:
         return
@@ -81,8 +88,11 @@ def _long_key(text: str) -> int | None:
 
 def refuse_unused(table: BaseModel, key: str, uses: Mapping[str, Collection[str]]) -> None:
     """Refuse keys of a table that have no effect with its value of another key; ValueError if a key
-    was given that is not for this value. `uses`: Values of the other key that a key is for; a key
-    that is left out is for all."""
+    was given that is not for this value.
+
+    Args:
+        uses: Values of the other key that a key is for; a key that is left out is for all.
+    """
     value = getattr(table, key)
     for name in sorted(table.model_fields_set & uses.keys()):
         if value not in uses[name]:

@@ -65,18 +65,29 @@ def _parse(text: str, table: dict[str, int], what: str, example: str) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as "16GiB" or "1.5 MB". `ConfigError`: No number with a known unit."""
+    """Bytes of a size such as "16GiB" or "1.5 MB".
+
+    Raises:
+        ConfigError: No number with a known unit.
+    """
     return _parse(text, _SIZE_BYTES, "size", "16GiB")
 
 
 def parse_duration(text: str) -> int:
-    """Nanoseconds of a duration such as "250ms" or "2min". `ConfigError`: No number with a known
-    unit."""
+    """Nanoseconds of a duration such as "250ms" or "2min".
+
+    Raises:
+        ConfigError: No number with a known unit.
+    """
     return _parse(text, _DURATION_NS, "duration", "250ms")
 
 
 def parse_rate(text: str) -> int:
-    """Bits per second of a rate such as "10Gbps". `ConfigError`: No number with a known unit."""
+    """Bits per second of a rate such as "10Gbps".
+
+    Raises:
+        ConfigError: No number with a known unit.
+    """
     return _parse(text, _RATE_BITS, "rate", "10Gbps")
 
 

@@ -62,8 +62,11 @@ def time_text(unix_ns: int) -> str:
 
 
 def instant(text: str) -> str:
-    """A time as in the lines; ConfigError if it is no time. `text`: ISO 8601; without an offset it
-    is UTC."""
+    """A time as in the lines; ConfigError if it is no time.
+
+    Args:
+        text: ISO 8601; without an offset it is UTC.
+    """
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -154,7 +157,11 @@ Record = tuple[int, Fields]
 
 
 class ChainFile:
-    """Appends to a log. `ConfigError`: The folder, the key or the end of the log cannot be used."""
+    """Appends to a log.
+
+    Raises:
+        ConfigError: The folder, the key or the end of the log cannot be used.
+    """
 
     def __init__(
         self, settings: AuditSettings, process: str, unix_ns: Callable[[], int] = time.time_ns
@@ -177,8 +184,11 @@ class ChainFile:
             raise ConfigError(f"audit log of {process} in {self._folder}: {reason}") from None
 
     def append(self, records: Sequence[Record]) -> None:
-        """Write records with one call. `OSError`: They could not be written; nothing of them is in
-        the file."""
+        """Write records with one call.
+
+        Raises:
+            OSError: They could not be written; nothing of them is in the file.
+        """
         lines, number, previous = [], self.num_lines, self._previous
         for at_ns, fields in records:
             number += 1
@@ -187,8 +197,11 @@ class ChainFile:
         self._write(b"".join(lines), number, previous)
 
     def checkpoint(self, why: CheckpointCause) -> None:
-        """Sign all lines so far, and have the disk keep them. `OSError`: It could not be
-        written."""
+        """Sign all lines so far, and have the disk keep them.
+
+        Raises:
+            OSError: It could not be written.
+        """
         number = self.num_lines + 1
         fields = {"kind": RecordKind.CHECKPOINT, "why": why, "lines": number}
         at = time_text(self._unix_ns())
@@ -209,8 +222,11 @@ class ChainFile:
         return self._size >= self._settings.rotate_bytes
 
     def rotate(self) -> None:
-        """Sign this file and begin the next one. `OSError`: There is no room for it; this one is
-        continued."""
+        """Sign this file and begin the next one.
+
+        Raises:
+            OSError: There is no room for it; this one is continued.
+        """
         self.checkpoint(CheckpointCause.ROTATION)
         self._begin(self._number + 1)
         self._remove_old()

@@ -18,8 +18,11 @@ from prfaas.units import NS_PER_S
 
 
 class GatewayAudit:
-    """Writes the records of one gateway; ConfigError if the log cannot be written. `metrics`: Show
-    the state of the log."""
+    """Writes the records of one gateway; ConfigError if the log cannot be written.
+
+    Args:
+        metrics: Show the state of the log.
+    """
 
     def __init__(self, settings: AuditSettings, gateway: str, metrics: AuditMetrics) -> None:
         self.log = AuditLog(settings, gateway, metrics)

@@ -17,8 +17,11 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def signing_key(path: Path) -> Ed25519PrivateKey:
-    """Load the key of a process, or create it with mode 0600. `ConfigError`: It cannot be read or
-    created, is no Ed25519 key, or others can open it."""
+    """Load the key of a process, or create it with mode 0600.
+
+    Raises:
+        ConfigError: It cannot be read or created, is no Ed25519 key, or others can open it.
+    """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
@@ -39,8 +42,11 @@ def public_text(key: Ed25519PrivateKey) -> str:
 
 
 def checker(public: str) -> Check:
-    """Make the check of signatures by a public key; ConfigError if it is no such key. `public`: 64
-    hex digits."""
+    """Make the check of signatures by a public key; ConfigError if it is no such key.
+
+    Args:
+        public: 64 hex digits.
+    """
     try:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public.strip()))
     except ValueError:

@@ -8,7 +8,11 @@ from prfaas.series import Families
 
 
 class AuditMetrics:
-    """Counters and gauges; all 0 without a log. `prefix`: Of the names, by the kind of process."""
+    """Counters and gauges; all 0 without a log.
+
+    Args:
+        prefix: Of the names, by the kind of process.
+    """
 
     def __init__(self, registry: CollectorRegistry, prefix: str) -> None:
         make = Families(registry)

@@ -57,8 +57,11 @@ _Key = tuple[str, str, bytes]
 
 
 class MovedBytes:
-    """Counts of bytes that no record has yet. Any thread may call it. `entries_max`: Transfers that
-    are counted each; further ones are counted together."""
+    """Counts of bytes that no record has yet. Any thread may call it.
+
+    Args:
+        entries_max: Transfers that are counted each; further ones are counted together.
+    """
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         self._entries_max = entries_max
@@ -92,8 +95,11 @@ class MovedBytes:
             return TransferBytes(*key, *self._counts.pop(key, (0, 0)))
 
     def sweep(self, is_open: Callable[[str, bytes], bool]) -> list[TransferBytes]:
-        """Take bytes of transfers that were not open at two sweeps in a row. `is_open`: Returns
-        True for a direction and the id of an open transfer."""
+        """Take bytes of transfers that were not open at two sweeps in a row.
+
+        Args:
+            is_open: Returns True for a direction and the id of an open transfer.
+        """
         with self._lock:
             over = {key for key in self._counts if not is_open(key[0], key[2])}
             found = [TransferBytes(*key, *self._counts.pop(key)) for key in over & self._late]
@@ -203,8 +209,11 @@ class PoolAudit:
         self.log.write(record)
 
     def sweep(self, is_open: Callable[[str, bytes], bool]) -> None:
-        """Record bytes that came after the end of their transfer, now and then. `is_open`: Returns
-        True for a direction and the id of an open transfer."""
+        """Record bytes that came after the end of their transfer, now and then.
+
+        Args:
+            is_open: Returns True for a direction and the id of an open transfer.
+        """
         now_ns = self._clock_ns()
         if now_ns - self._swept_at_ns < SWEEP_NS:
             return

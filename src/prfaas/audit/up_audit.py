@@ -19,8 +19,11 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class UpAudit:
-    """Writes the records of one `prfaas up`; ConfigError if the log cannot be written. `settings`:
-    None without an audit log; then nothing is recorded."""
+    """Writes the records of one `prfaas up`; ConfigError if the log cannot be written.
+
+    Args:
+        settings: None without an audit log; then nothing is recorded.
+    """
 
     def __init__(self, settings: AuditSettings | None) -> None:
         self._log: AuditLog | None = None

@@ -34,8 +34,11 @@ REPEAT_S = 60.0
 
 
 class AuditLog:
-    """Writes records of one process. `ConfigError`: The folder, the key or the end of the log
-    cannot be used."""
+    """Writes records of one process.
+
+    Raises:
+        ConfigError: The folder, the key or the end of the log cannot be used.
+    """
 
     def __init__(self, settings: AuditSettings, process: str, metrics: AuditMetrics) -> None:
         self._settings, self._metrics = settings, metrics

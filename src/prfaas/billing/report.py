@@ -73,8 +73,14 @@ def logs_in_folders(folders: Sequence[Path]) -> Logs:
 
 
 def make_bill(logs: Logs, period: Period, on_bytes: OnBytes = lambda _: None) -> Bill:
-    """The bill of a period. Reads all logs twice. `logs`: Files by the name of the log and by
-    number. `ConfigError`: A file cannot be read."""
+    """The bill of a period. Reads all logs twice.
+
+    Args:
+        logs: Files by the name of the log and by number.
+
+    Raises:
+        ConfigError: A file cannot be read.
+    """
     sources = BillSources(frozenset(logs))
     for line in _lines(logs, on_bytes):
         sources.learn(line, period.tickets_since)

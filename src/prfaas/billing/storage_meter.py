@@ -37,7 +37,11 @@ class MeteredTier(Protocol):
 
 
 class StorageMeter:
-    """Storage used in the tiers of a pool node. `write`: Writes a record to the audit log."""
+    """Storage used in the tiers of a pool node.
+
+    Args:
+        write: Writes a record to the audit log.
+    """
 
     def __init__(
         self, tiers: Mapping[str, MeteredTier], write: Write, counter: Counter, now_ns: int

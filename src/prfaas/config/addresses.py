@@ -9,8 +9,11 @@ PORT_MAX = 65535
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host, without brackets, and port. `ValueError`: It is no HOST:PORT, or no host and no port
-    can be called that."""
+    """Host, without brackets, and port.
+
+    Raises:
+        ValueError: It is no HOST:PORT, or no host and no port can be called that.
+    """
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > PORT_MAX:
         raise ValueError(f"{text!r} is not HOST:PORT with a port up to {PORT_MAX}")

@@ -16,9 +16,14 @@ Messages = list[dict[str, Any]]
 
 
 class ChatTemplate:
-    """The chat template of a checkpoint. `special`: Texts of special tokens by their names, as in
-    `eos_token`. `jinja2.TemplateSyntaxError`: It is no template, or has a tag that only
-    `transformers` knows."""
+    """The chat template of a checkpoint.
+
+    Args:
+        special: Texts of special tokens by their names, as in `eos_token`.
+
+    Raises:
+        jinja2.TemplateSyntaxError: It is no template, or has a tag that only `transformers` knows.
+    """
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
         from jinja2 import TemplateError

@@ -21,9 +21,12 @@ SEQUENCES = ("--max-num-seqs",)
 
 
 def values_of(args: list[str], names: tuple[str, ...]) -> Iterator[str]:
-    """Values that an option has among arguments, in order; vLLM takes the last one. `args`: As the
-    engine is given them; `--name value`, `--name=value`, and underscores for dashes, as vLLM's own
-    parser reads them."""
+    """Values that an option has among arguments, in order; vLLM takes the last one.
+
+    Args:
+        args: As the engine is given them; `--name value`, `--name=value`, and underscores for
+            dashes, as vLLM's own parser reads them.
+    """
     words = iter(args)
     for word in words:
         name, mark, value = word.partition("=")
@@ -42,7 +45,10 @@ def size_of(args: list[str], names: tuple[str, ...], default: int = 1) -> int:
 
 def check_parallelism(args: list[str], *, kv_events: bool) -> None:
     """See that an engine's ranks are such as prfaas can serve; ValueError if they are not.
-    `kv_events`: True if its KV events are subscribed to."""
+
+    Args:
+        kv_events: True if its KV events are subscribed to.
+    """
     stages, ranks = size_of(args, PIPELINE), size_of(args, DATA)
     if stages > 1:
         raise ValueError(pipeline_refused(stages))

@@ -14,9 +14,15 @@ from prfaas.toml_tables import read_toml, refuse_other_kind, validated
 
 def load_deployment(path: Path, overlay: Path | None = None) -> Deployment:
     """Read and check a deployment file. Relative paths in it start at the working directory.
-    `overlay`: A file of the same form whose keys take precedence, such as the settings that `prfaas
-    plan --emit` writes. `ConfigError`: A file cannot be read, is no TOML, or breaks a rule; the
-    message has one line for every problem."""
+
+    Args:
+        overlay: A file of the same form whose keys take precedence, such as the settings that
+            `prfaas plan --emit` writes.
+
+    Raises:
+        ConfigError: A file cannot be read, is no TOML, or breaks a rule; the message has one
+            line for every problem.
+    """
     tables = read_toml(path)
     refuse_other_kind(tables, path, "prfaas up")
     if overlay is not None:

@@ -126,8 +126,11 @@ def check_keys(
 
 
 def check_shares(tenants: Mapping[str, TenantTable]) -> None:
-    """Shares of pools do not contradict each other. `ValueError`: A reserve is above the limit of
-    its tenant, or all together are too large."""
+    """Shares of pools do not contradict each other.
+
+    Raises:
+        ValueError: A reserve is above the limit of its tenant, or all together are too large.
+    """
     for name, table in tenants.items():
         if table.cache_reserve > table.cache_max:
             raise ValueError(

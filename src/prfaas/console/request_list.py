@@ -33,8 +33,11 @@ Numbered = tuple[int, RequestRecord]
 
 
 class RequestPages:
-    """Addresses of the list and the figures of one gateway. `history`: The last hour of its
-    links."""
+    """Addresses of the list and the figures of one gateway.
+
+    Args:
+        history: The last hour of its links.
+    """
 
     def __init__(self, records: Records, history: History) -> None:
         self._records, self._history = records, history

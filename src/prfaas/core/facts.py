@@ -46,8 +46,11 @@ class FactStream:
         self._guards[kind].append(guard)
 
     def may(self, change: object) -> None:
-        """Ask whether a change may be made now. `Exception`: What the first guard raised that
-        refuses it; nothing may be changed."""
+        """Ask whether a change may be made now.
+
+        Raises:
+            Exception: What the first guard raised that refuses it; nothing may be changed.
+        """
         for guard in self._guards.get(type(change), ()):
             guard(change)
 

@@ -9,21 +9,31 @@ from collections.abc import Iterable
 
 
 def hold(**invariants: bool) -> None:
-    """Check invariants, each named by the words of its keyword. `AssertionError`: Some do not hold;
-    the message has all of them."""
+    """Check invariants, each named by the words of its keyword.
+
+    Raises:
+        AssertionError: Some do not hold; the message has all of them.
+    """
     broken = [name.replace("_", " ") for name, holds in invariants.items() if not holds]
     if broken:
         raise AssertionError("does not hold: " + ", ".join(broken))
 
 
 def check_invariants(found: Iterable[tuple[str, bool]]) -> None:
-    """Check what has to hold: a name of each, and whether it does. `AssertionError`: One does
-    not."""
+    """Check what has to hold: a name of each, and whether it does.
+
+    Raises:
+        AssertionError: One does not.
+    """
     for what, holds in found:
         require(holds, what)
 
 
 def require(holds: bool, what: str) -> None:
-    """Check one thing that has to hold. `AssertionError`: It does not."""
+    """Check one thing that has to hold.
+
+    Raises:
+        AssertionError: It does not.
+    """
     if not holds:
         raise AssertionError(what)

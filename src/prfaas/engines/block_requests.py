@@ -91,8 +91,11 @@ class _Request:
 
 
 class BlockRequests:
-    """Batches lookups, tracks jobs. `send`: Queues a message for the pool node; False if it is not
-    there."""
+    """Batches lookups, tracks jobs.
+
+    Args:
+        send: Queues a message for the pool node; False if it is not there.
+    """
 
     def __init__(self, send: Callable[[Message], bool], clock_ns: Callable[[], int]) -> None:
         self._send = send
@@ -114,7 +117,11 @@ class BlockRequests:
             self._requests[request] = _Request(transfer_id, source, deadline)
 
     def end(self, request: str) -> Lookups | None:
-        """A request is over. Returns result of its lookups; None if it waited for no transfer."""
+        """A request is over.
+
+        Returns:
+            Result of its lookups; None if it waited for no transfer.
+        """
         with self._lock:
             state = self._requests.pop(request, None)
         if state is None or state.transfer_id is None:

@@ -57,8 +57,11 @@ HYBRID = {
 
 def make_checkpoint(directory: Path, seed: int = 0, *, weights: bool = True) -> None:
     """Write the checkpoint to `directory`, unless one is there; ConfigError if there is something
-    else in `directory`. `weights`: Without them it serves timing engines, in a tenth of the
-    time."""
+    else in `directory`.
+
+    Args:
+        weights: Without them it serves timing engines, in a tenth of the time.
+    """
     if (directory / "config.json").exists():
         return
     if directory.exists() and any(directory.iterdir()):

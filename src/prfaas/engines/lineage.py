@@ -22,9 +22,12 @@ LOADED_MAX = 262_144
 
 
 class Lineage(Generic[K]):
-    """Names of the blocks that an engine loaded and that came from other pools. `loaded_max`: Names
-    remembered. The oldest is dropped for a new one, and its sources are then those of all that is
-    stored, until the engine forgets."""
+    """Names of the blocks that an engine loaded and that came from other pools.
+
+    Args:
+        loaded_max: Names remembered. The oldest is dropped for a new one, and its sources are then
+            those of all that is stored, until the engine forgets.
+    """
 
     def __init__(self, loaded_max: int = LOADED_MAX) -> None:
         self._loaded_max = loaded_max
@@ -51,8 +54,11 @@ class Lineage(Generic[K]):
             self._always |= self._loaded.pop(next(iter(self._loaded)))
 
     def sources(self, names: Collection[K]) -> list[str]:
-        """Pools that the blocks of a request are of, SOURCES_MAX at most. `names`: Of all blocks of
-        its prompt so far, whatever it has loaded itself."""
+        """Pools that the blocks of a request are of, SOURCES_MAX at most.
+
+        Args:
+            names: Of all blocks of its prompt so far, whatever it has loaded itself.
+        """
         found = self._always
         if self._loaded and not self._loaded.keys().isdisjoint(names):
             for name in self._loaded.keys() & names:

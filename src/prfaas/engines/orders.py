@@ -89,8 +89,11 @@ class OrderedPush:
 
     def announcement(self, hashes: Sequence[bytes]) -> Push:
         """Return the first message to the pool node, with the list of blocks that its ticket names.
-        `hashes`: Hash chain of the prompt. A chain that is too short gives an empty list, which no
-        ticket names: the pool node refuses it and reports that to the gateway."""
+
+        Args:
+            hashes: Hash chain of the prompt. A chain that is too short gives an empty list, which
+                no ticket names: the pool node refuses it and reports that to the gateway.
+        """
         order, layout = self._order, self._layout
         span = {"have_tokens": order.have_tokens, "final_tokens": order.final_tokens}
         with_states = replace(layout, checkpoint_tokens=order.checkpoint_tokens)
@@ -108,8 +111,11 @@ class OrderedPush:
         )
 
     def take(self, stored: Iterable[tuple[Key, int]]) -> set[Key]:
-        """Return the stored blocks that the other side can use; they count as sent. `stored`:
-        Blocks, and where each ends in the prompt, tokens; 0 is not in the prompt."""
+        """Return the stored blocks that the other side can use; they count as sent.
+
+        Args:
+            stored: Blocks, and where each ends in the prompt, tokens; 0 is not in the prompt.
+        """
         taken = {
             key
             for key, end_token in sorted(stored, key=itemgetter(1))
@@ -127,7 +133,10 @@ class OrderedPush:
 
     def rest(self, ends: Iterable[tuple[Key, int]]) -> list[Key]:
         """Return the blocks of the prompt that the other side can use and that were not stored.
-        `ends`: All blocks of the prompt, and where each ends, tokens."""
+
+        Args:
+            ends: All blocks of the prompt, and where each ends, tokens.
+        """
         wanted = {key for key, end_token in ends if self._is_wanted(key, end_token)}
         return sorted(wanted - self._taken)
 

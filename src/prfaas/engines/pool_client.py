@@ -86,8 +86,11 @@ class PoolConnection:
         return self._connected.is_set()
 
     def send(self, message: Message) -> bool:
-        """Queue a message. Returns False if there is no connection or the queue is full: nothing
-        will come of it."""
+        """Queue a message.
+
+        Returns:
+            False if there is no connection or the queue is full: nothing will come of it.
+        """
         # Taken before the check: what is put into the box of a connection that ends meanwhile is
         # dropped with it, and cannot reach the next one after its failure was reported.
         outbox = self._outbox

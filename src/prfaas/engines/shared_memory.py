@@ -48,8 +48,11 @@ def claim(engine_id: str, directory: Path = SHARED_MEMORY) -> int:
 
 def leave_report(engine_id: str, rank: int, report: bytes, directory: Path = SHARED_MEMORY) -> int:
     """Leave the report of a rank beside the region of its engine, until this process ends; OSError
-    if the report cannot be written. Returns a descriptor that holds the lock; it is not inherited
-    by programs that are started."""
+    if the report cannot be written.
+
+    Returns:
+        A descriptor that holds the lock; it is not inherited by programs that are started.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(report_path(engine_id, rank, directory), flags, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_SH)

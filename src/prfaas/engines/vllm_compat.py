@@ -166,8 +166,11 @@ def check_vllm() -> None:
 
 
 def check_version(version: str) -> None:
-    """Refuse an unknown version; ConfigError if it is not supported. `version`: As in
-    `vllm.__version__`."""
+    """Refuse an unknown version; ConfigError if it is not supported.
+
+    Args:
+        version: As in `vllm.__version__`.
+    """
     if minor_of(version) not in VERSIONS:
         raise ConfigError(
             f"vLLM {version} is not supported: prfaas uses names of vLLM that change between "
@@ -186,8 +189,11 @@ def _advice() -> str:
 
 
 def missing_names(root: Path, minor: str) -> list[str]:
-    """Return the names that a tree of vLLM lacks or has otherwise, in words. `root`: The package's
-    directory; nothing of it is imported."""
+    """Return the names that a tree of vLLM lacks or has otherwise, in words.
+
+    Args:
+        root: The package's directory; nothing of it is imported.
+    """
     found = []
     for file in dict.fromkeys(name.file for name in NAMES):
         names = [name for name in NAMES if name.file == file and name.since <= minor]

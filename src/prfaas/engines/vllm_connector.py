@@ -188,7 +188,11 @@ def _pages_of_ranks(vllm_config: VllmConfig) -> dict[str, KernelPages]:
 
 def _choose_tier(vllm_config: VllmConfig) -> dict[str, Any]:
     """Complete the connector's settings: which spec, which tier; ConfigError if a setting is
-    missing. Returns the tier's settings, part of the configuration."""
+    missing.
+
+    Returns:
+        The tier's settings, part of the configuration.
+    """
     extra: dict[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
     for key in ("prfaas_engine", "prfaas_pool", "cpu_bytes_to_use"):
         if not extra.get(key):

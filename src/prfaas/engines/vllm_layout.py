@@ -83,10 +83,16 @@ def describe(
     kv_cache_config: KVCacheConfig,
     kernels: Mapping[str, KernelPages] = MappingProxyType({}),
 ) -> RowLayout:
-    """Describe an engine's blocks. `kernels`: Kernel blocks of pages, by layer, as the ranks report
-    them (`vllm_ranks.py`). `ConfigError`: The engine hashes blocks with an algorithm that is not
-    shared between processes, has a cache group whose blocks cannot be named, a model whose bytes
-    cannot be read, or blocks that cannot be combined to the length that is set."""
+    """Describe an engine's blocks.
+
+    Args:
+        kernels: Kernel blocks of pages, by layer, as the ranks report them (`vllm_ranks.py`).
+
+    Raises:
+        ConfigError: The engine hashes blocks with an algorithm that is not shared between
+            processes, has a cache group whose blocks cannot be named, a model whose bytes cannot
+            be read, or blocks that cannot be combined to the length that is set.
+    """
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     if algorithm != HASH_ALGORITHM:
         raise ConfigError(
@@ -172,8 +178,12 @@ def cut_at_blocks(cache_config: Any, groups: Sequence[CacheGroup]) -> None:
 
 def check_block_size(scheduled: int, groups: Sequence[CacheGroup]) -> None:
     """Refuse a scheduler that does not stop where linear state can be stored; ConfigError if no
-    multiple of it ends a block of state. `scheduled`: Block size that the scheduler cuts prefill
-    by, tokens, while it runs; before that it may still change."""
+    multiple of it ends a block of state.
+
+    Args:
+        scheduled: Block size that the scheduler cuts prefill by, tokens, while it runs; before
+            that it may still change.
+    """
     for group in groups:
         if group.kind is GroupKind.LINEAR_STATE and scheduled % group.tokens_per_block:
             raise ConfigError(

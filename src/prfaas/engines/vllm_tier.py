@@ -130,12 +130,18 @@ class PrfaasTier(SecondaryTierManager):
 
     def keep(self, request: str) -> None:
         """Have the blocks of a request stay in the engine. Called before `on_new_request`.
-        `request`: vLLM's id of it."""
+
+        Args:
+            request: vLLM's id of it.
+        """
         self._kept.add(request)
 
     def salted(self, request: str, cache_salt: str | None) -> None:
-        """Set the cache salt of a request. Called before `on_new_request`. `request`: vLLM's id of
-        it."""
+        """Set the cache salt of a request. Called before `on_new_request`.
+
+        Args:
+            request: vLLM's id of it.
+        """
         self._coming = request, tenant_tag(cache_salt)
 
     def name(self, request: str, token_ids: Sequence[int], cache_salt: str | None) -> None:

@@ -375,7 +375,11 @@ class Gateway:
 
     async def start(self) -> str:
         """Connect to everything and take requests; ConfigError if the address cannot be listened
-        on. Returns the base URL."""
+        on.
+
+        Returns:
+            The base URL.
+        """
         self.engines.start()
         self.pools.start()
         self.engine_events.start()
@@ -415,8 +419,11 @@ class Gateway:
         return f"{self._table.scheme}://{join_address((address[0], port))}"
 
     def renew_identity(self) -> None:
-        """Show, and trust, what the files of the identity hold at this moment. `ConfigError`: They
-        cannot be used; nothing is changed."""
+        """Show, and trust, what the files of the identity hold at this moment.
+
+        Raises:
+            ConfigError: They cannot be used; nothing is changed.
+        """
         self.identity.refresh(*self._tls)
         self._signer.renew()
         if self._client_tls is not None:
@@ -426,7 +433,10 @@ class Gateway:
 
     async def drain(self, lame_duck_ns: int = 0) -> None:
         """Answer `/health` with 503, later new requests as well, and wait for those under way.
-        `lame_duck_ns`: Time in which new requests are still served."""
+
+        Args:
+            lame_duck_ns: Time in which new requests are still served.
+        """
         self.is_leaving = True
         await self.request_admission.leave(lame_duck_ns / NS_PER_S)
         await self.request_admission.close(self._table.drain_timeout / NS_PER_S)
@@ -475,7 +485,11 @@ async def _listen(
     connections: ClientConnections, host: str, port: int, *, is_here: bool
 ) -> asyncio.Server:
     """Listen; every address of IPv6 is every one of IPv4 as well, as for vLLM's server; OSError if
-    the address cannot be listened on. `is_here`: True if this process accepts the connections."""
+    the address cannot be listened on.
+
+    Args:
+        is_here: True if this process accepts the connections.
+    """
     loop = asyncio.get_running_loop()
     if host != "::" or not socket.has_dualstack_ipv6():
         return await loop.create_server(connections, host, port, start_serving=is_here)

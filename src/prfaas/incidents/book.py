@@ -221,7 +221,10 @@ class IncidentBook:
 
     def carry(self, incidents: Iterable[Incident], stopped_at: float, now: float) -> None:
         """Take over what an earlier process left open; alarms decide whether it goes on.
-        `stopped_at`: Last instant at which that process is known to have run."""
+
+        Args:
+            stopped_at: Last instant at which that process is known to have run.
+        """
         for incident in incidents:
             self._remember(incident)
             unseen_s = max(0.0, now - stopped_at)

@@ -87,7 +87,11 @@ class Incident(msgspec.Struct):
     def touch(
         self, at: float, request: str, tenant: str, what: str, reason: str, new: bool
     ) -> None:
-        """A request met it. `new`: False if the request is counted already."""
+        """A request met it.
+
+        Args:
+            new: False if the request is counted already.
+        """
         if what not in self.effects:
             self.step(at, f"request {request}: {_EFFECTS[what].format('').strip()} ({reason})")
         self.effects[what] = self.effects.get(what, 0) + 1

@@ -46,7 +46,11 @@ class IncidentMetrics:
 
 
 class IncidentLog:
-    """The log of one gateway. `began_at`: Start of the gateway, Unix seconds."""
+    """The log of one gateway.
+
+    Args:
+        began_at: Start of the gateway, Unix seconds.
+    """
 
     def __init__(
         self,

@@ -107,8 +107,11 @@ class IncidentStore:
         self._is_known = False
 
     def open(self) -> Earlier:
-        """Open the file, and return what an earlier process left, once. `StoreFault`: It cannot be
-        opened. It may be tried again."""
+        """Open the file, and return what an earlier process left, once.
+
+        Raises:
+            StoreFault: It cannot be opened. It may be tried again.
+        """
         try:
             database = self._opened()
             if self._is_known:
@@ -123,7 +126,10 @@ class IncidentStore:
 
     def write(self, rows: Sequence[Row], now: float) -> None:
         """Write incidents, and that this process runs; forget what is too old or too much.
-        `StoreFault`: Nothing is written."""
+
+        Raises:
+            StoreFault: Nothing is written.
+        """
         try:
             with (database := self._opened()):
                 database.executemany(

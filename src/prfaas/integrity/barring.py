@@ -45,8 +45,11 @@ class Barring:
 
         Its blocks are purged at once, and again after the last prefill that was under way; so too
         if an operator has drained its engines, or none is known at present. A pool of a PD cluster
-        is not barred: it passed on what it may have from others. `source`: Pool that sent the
-        blocks."""
+        is not barred: it passed on what it may have from others.
+
+        Args:
+            source: Pool that sent the blocks.
+        """
         engines = [each for each in self._engines.by_name.values() if each.pool == source]
         if any(each.role == "pd" for each in engines):
             self.alarm(f"sent by {source}: {why}")

@@ -22,8 +22,14 @@ Note = Callable[[str, str], None]
 
 
 def read_prices(path: Path, clusters: Mapping[str, object]) -> dict[str, PriceTable]:
-    """Read a price file. `clusters`: Clusters that exist, by name. `ConfigError`: It cannot be read
-    or is invalid; the message has key and reason."""
+    """Read a price file.
+
+    Args:
+        clusters: Clusters that exist, by name.
+
+    Raises:
+        ConfigError: It cannot be read or is invalid; the message has key and reason.
+    """
     found = validated(PriceFile, read_toml(path, FILE_BYTES_MAX), path)
     try:
         check_prices(found.prices, clusters)
@@ -34,7 +40,11 @@ def read_prices(path: Path, clusters: Mapping[str, object]) -> dict[str, PriceTa
 
 def deployment_market(deployment: Deployment, sites: Mapping[str, PlannedSite]) -> Market | None:
     """The market of a deployment; None where nothing asks for one; ConfigError if the price file is
-    invalid. `sites`: Clusters of its plan."""
+    invalid.
+
+    Args:
+        sites: Clusters of its plan.
+    """
     routing, tables = deployment.routing, deployment.prices
     if routing.price_file is not None:
         tables = tables | read_prices(routing.price_file, sites)

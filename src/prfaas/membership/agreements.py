@@ -40,8 +40,14 @@ class SiteAuthorities:
         self._issuers = Issuers({})
 
     def replace(self, contracts: Contracts, files: Mapping[str, Path]) -> None:
-        """Put contracts in force. `files`: PEM file of the authority of each site. `ConfigError`: A
-        file cannot be read, or two sites have one authority; nothing changes."""
+        """Put contracts in force.
+
+        Args:
+            files: PEM file of the authority of each site.
+
+        Raises:
+            ConfigError: A file cannot be read, or two sites have one authority; nothing changes.
+        """
         found = {site: read_authority(path) for site, path in files.items()}
         owners: dict[bytes, str] = {}
         for site, certificates in found.items():
@@ -57,8 +63,11 @@ class SiteAuthorities:
 
     def site_of(self, name: str, der: bytes | None) -> str | None:
         """Site of a part that has proven a name; None if it is a part of this site itself;
-        PeerError if the authority that signed it cannot prove this name. `name`: In its
-        certificate, which a trusted authority has signed."""
+        PeerError if the authority that signed it cannot prove this name.
+
+        Args:
+            name: In its certificate, which a trusted authority has signed.
+        """
         issuer = next(iter(self._issuers.of(der)), None)
         if issuer == self.contracts.site_of(name):
             return issuer

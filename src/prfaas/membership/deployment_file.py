@@ -140,7 +140,11 @@ def _gateway_later(deployment: Deployment) -> dict[str, object]:
 def peer_view(
     name: str, clusters: PeerClusters, addresses: Mapping[str, tuple[str, int]]
 ) -> FileView:
-    """The view of a pool node. `addresses`: Addresses of peers that are given elsewhere."""
+    """The view of a pool node.
+
+    Args:
+        addresses: Addresses of peers that are given elsewhere.
+    """
     return FileView(
         "pool node",
         clusters.site,

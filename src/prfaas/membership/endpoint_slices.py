@@ -70,7 +70,11 @@ class EndpointSlice(msgspec.Struct):
 
 
 def read_slice(value: Any) -> EndpointSlice:
-    """An EndpointSlice of the API. `msgspec.ValidationError`: It is none."""
+    """An EndpointSlice of the API.
+
+    Raises:
+        msgspec.ValidationError: It is none.
+    """
     return msgspec.convert(value, EndpointSlice)
 
 
@@ -88,8 +92,11 @@ class SliceMembers:
         self._read: dict[str, tuple[EndpointSlice, list[_OfPod], list[RefusedEntry]]] = {}
 
     def read(self, slices: Mapping[str, EndpointSlice]) -> tuple[list[Listed], list[RefusedEntry]]:
-        """Members of all slices, and the endpoints that cannot be one. `slices`: By name; a changed
-        one is another object."""
+        """Members of all slices, and the endpoints that cannot be one.
+
+        Args:
+            slices: By name; a changed one is another object.
+        """
         known = self._read
         changed = {
             name: found

@@ -60,8 +60,11 @@ class MemberFile(Table):
         return self
 
     def listed(self, name: str, *, with_links: bool) -> Listed:
-        """The member of this file. `with_links`: Read the settings of links to a pool node; they
-        matter to pool nodes only."""
+        """The member of this file.
+
+        Args:
+            with_links: Read the settings of links to a pool node; they matter to pool nodes only.
+        """
         if self.kind == "pool":
             links = link_settings(self.budget, self.connections) if with_links else ()
             member = Member(name, MemberKind.POOL, self.cluster, self.address or "", settings=links)

@@ -52,7 +52,11 @@ class Kubernetes:
     """Engines and pool nodes in EndpointSlices; ConfigError if the address of the API server is
     unknown.
 
-    While the API server does not answer, the last list stays. `timing`: Times of the requests."""
+    While the API server does not answer, the last list stays.
+
+    Args:
+        timing: Times of the requests.
+    """
 
     name = "kubernetes"
 

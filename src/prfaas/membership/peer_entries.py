@@ -48,8 +48,11 @@ def peer_entries(
     clusters: PeerClusters,
     addresses: Mapping[str, tuple[str, int]],
 ) -> list[Listed]:
-    """Peers of a pool node; ValueError if the address of a target is unknown. `addresses`:
-    Addresses of peers that are given elsewhere."""
+    """Peers of a pool node; ValueError if the address of a target is unknown.
+
+    Args:
+        addresses: Addresses of peers that are given elsewhere.
+    """
     links, found = deployment.pools[name].links, []
     for cluster, table in deployment.clusters.items():
         if cluster not in clusters.targets | clusters.sources:

@@ -10,7 +10,11 @@ from prfaas.membership.port import Source
 
 def sources_of(table: MembershipTable, *, with_links: bool = False) -> list[Source]:
     """Sources in addition to the deployment file; ConfigError if the address of an API server is
-    unknown. `with_links`: Member files describe the links to pool nodes, too."""
+    unknown.
+
+    Args:
+        with_links: Member files describe the links to pool nodes, too.
+    """
     found: list[Source] = []
     if table.folder is not None:
         found.append(Folder(table.folder, with_links=with_links))

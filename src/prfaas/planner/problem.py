@@ -33,7 +33,10 @@ class Workload:
 
     def prefill_s(self, profile: PrefillProfile, num_new_tokens: FloatArray) -> FloatArray:
         """Mean prefill time by incremental length, after the cached prefixes of such requests, s.
-        `num_new_tokens`: Incremental lengths, any shape."""
+
+        Args:
+            num_new_tokens: Incremental lengths, any shape.
+        """
         return profile.after(self.lengths.prefix(num_new_tokens), num_new_tokens)
 
     @property
@@ -247,7 +250,10 @@ class Problem:
     @property
     def decode_slots(self) -> int:
         """Sequences that a decode instance runs at once within its target, at least 1.
-        `ConfigError`: The smallest measured batch misses the target."""
+
+        Raises:
+            ConfigError: The smallest measured batch misses the target.
+        """
         pd, context = self.pd, self.workload.mean_context
         batch, step_s = pd.decode.largest_batch(context, pd.tpot_max_s)
         if batch < 1 and pd.tpot_max_s is not None:

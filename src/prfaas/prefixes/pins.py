@@ -52,7 +52,11 @@ class _Pin:
 
 
 class Pins:
-    """The pins of one gateway. `pools`: Where blocks are pinned."""
+    """The pins of one gateway.
+
+    Args:
+        pools: Where blocks are pinned.
+    """
 
     turns_each_beat = False
 

@@ -111,8 +111,11 @@ class Proxy:
                     await asyncio.to_thread(self._audit.close)
 
     def renew_identity(self) -> None:
-        """Load the files of the identity. `ConfigError`: They cannot be used; nothing is
-        changed."""
+        """Load the files of the identity.
+
+        Raises:
+            ConfigError: They cannot be used; nothing is changed.
+        """
         self._settings.identity.refresh(self._context)
         self._agreements.authorities.trust(self._context)
 

@@ -47,8 +47,11 @@ class EngineTurn:
 
 
 class Turns:
-    """Hands out turns at engines, for the ports of all of them. `slots`: Requests that each engine
-    gets at a time."""
+    """Hands out turns at engines, for the ports of all of them.
+
+    Args:
+        slots: Requests that each engine gets at a time.
+    """
 
     def __init__(
         self, slots: Mapping[str, int], clock_ns: Callable[[], int] = time.monotonic_ns
@@ -82,8 +85,12 @@ class Turns:
 
     @contextmanager
     def hold(self, site: str, num_bytes: int) -> Iterator[None]:
-        """Hold a body until the end of the block. `TurnRefusedError`: It is too long, the site has
-        too many bytes here, or too many of its bodies were refused."""
+        """Hold a body until the end of the block.
+
+        Raises:
+            TurnRefusedError: It is too long, the site has too many bytes here, or too many of its
+                bodies were refused.
+        """
         if num_bytes > SMALL_BYTES and self._paid_at_ns.get(site, 0) > self._clock_ns():
             raise TurnRefusedError(QueueRefusal.REFUSALS)
         if num_bytes > BODY_BYTES_MAX or self._held_bytes[site] + num_bytes > HELD_BYTES_MAX:
@@ -126,7 +133,11 @@ class Turns:
         self, site: str, engine: str, tokens: int, *, can_wait: bool = False
     ) -> AsyncIterator[EngineTurn]:
         """Wait for a turn, and keep it until the end of the block; TurnRefusedError if the site may
-        have no more requests. `can_wait`: See `EngineQueue.ask`."""
+        have no more requests.
+
+        Args:
+            can_wait: See `EngineQueue.ask`.
+        """
         job, asked_ns = next(self._numbers), self._clock_ns()
         if (why := self.queue.ask(job, site, engine, tokens, can_wait=can_wait)) is not None:
             raise TurnRefusedError(why)

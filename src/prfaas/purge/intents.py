@@ -39,8 +39,11 @@ class Intents:
         self._folder, self._gateway = state / FOLDER, gateway
 
     def begin(self, target: Target) -> None:
-        """Record a purge. Once this returns, it survives a crash. `OSError`: It cannot be
-        recorded."""
+        """Record a purge. Once this returns, it survives a crash.
+
+        Raises:
+            OSError: It cannot be recorded.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._path(target)
         draft = path.with_suffix(".draft")
@@ -52,8 +55,11 @@ class Intents:
         self._synchronise()
 
     def end(self, target: Target) -> None:
-        """Remove a purge that is done. `OSError`: Its file cannot be removed; the purge will be
-        repeated."""
+        """Remove a purge that is done.
+
+        Raises:
+            OSError: Its file cannot be removed; the purge will be repeated.
+        """
         self._path(target).unlink(missing_ok=True)
         self._synchronise()
 

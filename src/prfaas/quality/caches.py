@@ -49,8 +49,11 @@ def zeroed(layer: LayerCache) -> LayerCache:
 
 
 def rounded(quality: Quality, block_tokens: int) -> Change:
-    """Return what a link does to blocks of a class. `block_tokens`: Tokens of a block, as engines
-    cut them."""
+    """Return what a link does to blocks of a class.
+
+    Args:
+        block_tokens: Tokens of a block, as engines cut them.
+    """
 
     def change(layer: LayerCache) -> LayerCache:
         found = layer

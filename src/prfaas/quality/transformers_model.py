@@ -17,7 +17,11 @@ from prfaas.quality.compare import Logits
 
 
 class TransformersModel:
-    """A causal language model in bfloat16. `model`: The model; it is moved nowhere."""
+    """A causal language model in bfloat16.
+
+    Args:
+        model: The model; it is moved nowhere.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model.eval()

@@ -97,8 +97,11 @@ Decoded = TypeVar("Decoded")
 
 
 def decode(decoder: msgspec.json.Decoder[Decoded], line: bytes) -> Decoded:
-    """Decode a line of JSON. `DroppedError`: It is no JSON, or a field is missing or has the wrong
-    type."""
+    """Decode a line of JSON.
+
+    Raises:
+        DroppedError: It is no JSON, or a field is missing or has the wrong type.
+    """
     try:
         return decoder.decode(line)
     except msgspec.ValidationError as error:

@@ -45,7 +45,11 @@ _BYTES_PER_REPORT = 2**18
 
 
 def refuse(path: Path, line: int, problem: str) -> NoReturn:
-    """Report a line that cannot be read. `ConfigError`: Always."""
+    """Report a line that cannot be read.
+
+    Raises:
+        ConfigError: Always.
+    """
     raise ConfigError(f"{path}, line {line}: {problem}")
 
 
@@ -99,8 +103,11 @@ def _unpacked(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
 
 
 def _refuse_binary(path: Path, head: bytes) -> None:
-    """Refuse a file that is no text, from its first bytes. `ConfigError`: It is in a known binary
-    format, or is full of NUL bytes."""
+    """Refuse a file that is no text, from its first bytes.
+
+    Raises:
+        ConfigError: It is in a known binary format, or is full of NUL bytes.
+    """
     found = next((words for magic, words in _OTHERS.items() if head.startswith(magic)), None)
     if found is None and head[257:262] == b"ustar":
         found = "a tar archive; unpack it: tar -xf FILE"

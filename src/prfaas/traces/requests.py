@@ -22,8 +22,11 @@ class RecordedRequest(NamedTuple):
 
 
 class BlockCache:
-    """Least-recently-used set of block ids. `num_blocks_max`: Blocks it holds; None for no
-    limit."""
+    """Least-recently-used set of block ids.
+
+    Args:
+        num_blocks_max: Blocks it holds; None for no limit.
+    """
 
     def __init__(self, num_blocks_max: int | None) -> None:
         self._max = num_blocks_max

@@ -29,9 +29,12 @@ _NAME = r"[a-z0-9-]*"
 
 
 class AllowList(Set[str]):
-    """An allow-list that changes while connections are accepted; any thread may read it. `prove`:
-    Called with a name and the certificate (DER) of each peer that is admitted; raises `PeerError`
-    if the certificate cannot prove the name."""
+    """An allow-list that changes while connections are accepted; any thread may read it.
+
+    Args:
+        prove: Called with a name and the certificate (DER) of each peer that is admitted; raises
+            `PeerError` if the certificate cannot prove the name.
+    """
 
     def __init__(
         self,
@@ -61,8 +64,11 @@ class AllowList(Set[str]):
 
 
 def site_uri(site: str, name: str) -> str:
-    """The URI of a part; ConfigError if it is not SITE/KIND. `site`: Site and kind of the part, as
-    in "pd/pool"."""
+    """The URI of a part; ConfigError if it is not SITE/KIND.
+
+    Args:
+        site: Site and kind of the part, as in "pd/pool".
+    """
     entry = f"site/{site}/{name}"
     if PATTERN.fullmatch(entry) is None or "*" in entry:
         raise ConfigError(
@@ -144,8 +150,11 @@ def regions_of(certificate: Path) -> Regions:
 
 
 def wrong_regions(certificate: Path, name: str, wanted: Regions) -> str:
-    """Reason for which a certificate does not fit the regions of its part; "" if it does. `wanted`:
-    Its regions by the deployment file; without any, the certificate may name some."""
+    """Reason for which a certificate does not fit the regions of its part; "" if it does.
+
+    Args:
+        wanted: Its regions by the deployment file; without any, the certificate may name some.
+    """
     found = regions_of(certificate)
     if not wanted or found == wanted:
         return ""

@@ -59,7 +59,11 @@ def faults(identity: Identity, name: str, now: datetime.datetime) -> Iterator[st
 
 
 def ends_soon(identity: Identity, now: datetime.datetime) -> Iterator[str]:
-    """A line if the identity, or its authority, ends within `SOON`. `now`: With its time zone."""
+    """A line if the identity, or its authority, ends within `SOON`.
+
+    Args:
+        now: With its time zone.
+    """
     end = ends_at(identity)
     if end is not None and now <= end < now + SOON:
         days = (end - now).days

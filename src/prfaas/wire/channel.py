@@ -155,9 +155,12 @@ class Channel(asyncio.Protocol):
         """Send what was accepted, then the reason, at which the peer closes. Nothing that it sends
         is handled any more.
 
-        TLS has no other orderly end while the peer sends: data that it sends before it has read all
-        would turn our close into a reset. `limit_s`: The connection is closed after so long,
-        whatever the peer has read."""
+        TLS has no other orderly end while the peer sends: data that it sends before it has read
+        all would turn our close into a reset.
+
+        Args:
+            limit_s: The connection is closed after so long, whatever the peer has read.
+        """
         if self.is_open:
             self.send(Goodbye(reason=reason[:REASON_CHARS_MAX]))
             self._reason = reason
@@ -166,7 +169,11 @@ class Channel(asyncio.Protocol):
 
     def distrust(self, reason: str, version: int = VERSION) -> None:
         """Close it because of the peer's behaviour, and report the reason; unidentified peers get
-        no names. `version`: Of the protocol that the peer understands."""
+        no names.
+
+        Args:
+            version: Of the protocol that the peer understands.
+        """
         self.broke_protocol = True
         told = reason if self.peer else "you are not on the list here"
         if self._transport is not None:

@@ -187,8 +187,14 @@ def prefix_bytes(start: bytes | bytearray | memoryview) -> int:
 
 
 def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:
-    """Kind of the next bytes of a data connection. `data`: As many bytes as `prefix_bytes` says.
-    `PeerError`: They start no fragment, or one over a limit."""
+    """Kind of the next bytes of a data connection.
+
+    Args:
+        data: As many bytes as `prefix_bytes` says.
+
+    Raises:
+        PeerError: They start no fragment, or one over a limit.
+    """
     (
         magic,
         version,
@@ -257,8 +263,11 @@ class FragmentStream:
     """The bytes of a data connection, written straight to where each fragment belongs.
 
     The reader writes the next bytes into `view` and reports their number; any split of the stream
-    gives the same fragments. After a `PeerError` the stream is lost. `place`: Where the bytes of a
-    fragment go: as much memory as bytes follow its prefix."""
+    gives the same fragments. After a `PeerError` the stream is lost.
+
+    Args:
+        place: Where the bytes of a fragment go: as much memory as bytes follow its prefix.
+    """
 
     def __init__(self, place: Callable[[FragmentPrefix], memoryview]) -> None:
         self._place = place
@@ -270,8 +279,14 @@ class FragmentStream:
         """Header of the fragment that is being read."""
 
     def filled(self, num_bytes: int) -> FragmentPrefix | None:
-        """Record that `count` bytes were written to the start of `view`. Returns the fragment that
-        they complete. `PeerError`: They start no fragment, or one over a limit."""
+        """Record that `count` bytes were written to the start of `view`.
+
+        Returns:
+            The fragment that they complete.
+
+        Raises:
+            PeerError: They start no fragment, or one over a limit.
+        """
         self.view = self.view[num_bytes:]
         if self.view:
             return None

@@ -50,7 +50,10 @@ class Frame:
 
 def encode_control(payload: bytes, version: int = VERSION) -> bytes:
     """A control frame, ready to send; ValueError if `payload` is larger than CONTROL_BYTES_MAX.
-    `version`: Of the protocol; another one than ours for the last word to a peer that speaks it."""
+
+    Args:
+        version: Of the protocol; another one than ours for the last word to a peer that speaks it.
+    """
     if len(payload) > CONTROL_BYTES_MAX:
         raise ValueError(
             f"control message of {len(payload)} bytes; the limit is {CONTROL_BYTES_MAX}"
@@ -78,8 +81,14 @@ class FrameDecoder:
         return self._wanted - len(self._pending)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Take the next bytes of the stream. Returns the frames that these bytes complete, in
-        order. `PeerError`: The bytes are no prfaas frames, or a frame is over a limit."""
+        """Take the next bytes of the stream.
+
+        Returns:
+            The frames that these bytes complete, in order.
+
+        Raises:
+            PeerError: The bytes are no prfaas frames, or a frame is over a limit.
+        """
         frames: list[Frame] = []
         view = memoryview(data)
         while view:

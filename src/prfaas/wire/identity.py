@@ -70,7 +70,10 @@ class Identity:
 
     def client_context(self) -> ssl.SSLContext:
         """TLS 1.3 for dialling. The peer's name is checked by `peer_name`, not by host name.
-        `ConfigError`: A file is missing or does not fit the others."""
+
+        Raises:
+            ConfigError: A file is missing or does not fit the others.
+        """
         context = NamedContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         return self._load(context)
@@ -101,9 +104,12 @@ class Identity:
     def refresh(self, *contexts: ssl.SSLContext) -> None:
         """Load the files into the contexts; existing connections continue.
 
-        An authority removed from `ca.pem` stays trusted: a context cannot remove one. No other
-        thread may use the contexts meanwhile. `ConfigError`: A file is missing or does not fit the
-        others; nothing is changed."""
+        An authority removed from `ca.pem` stays trusted: a context cannot remove one. No
+        other thread may use the contexts meanwhile.
+
+        Raises:
+            ConfigError: A file is missing or does not fit the others; nothing is changed.
+        """
         self.client_context()
         for context in contexts:
             self._load(context)
@@ -143,7 +149,10 @@ def identity_in(directory: Path, name: str) -> Identity:
 
 def peer_name(ssl_object: ssl.SSLObject | ssl.SSLSocket | None, allowed: Set[str]) -> str:
     """Name of the peer of an established connection; `allowed` as in `wire/allow_list.py`.
-    `PeerError`: There is no certificate, its name is not in `allowed`, or it cannot prove it."""
+
+    Raises:
+        PeerError: There is no certificate, its name is not in `allowed`, or it cannot prove it.
+    """
     certificate = ssl_object.getpeercert() if ssl_object is not None else None
     entries = (certificate or {}).get("subjectAltName", ())
     names = [str(entry[1]) for entry in entries if entry[0] == "DNS"]

@@ -128,8 +128,11 @@ class KvEventBatch:
 
 
 def decode_batch(payload: bytes) -> KvEventBatch:
-    """Decode a batch. `PeerError`: It is no batch, or an event of a known kind is not as it should
-    be."""
+    """Decode a batch.
+
+    Raises:
+        PeerError: It is no batch, or an event of a known kind is not as it should be.
+    """
     for decoder in _FAST:
         try:
             return _batch(decoder.decode(payload).events, 0)

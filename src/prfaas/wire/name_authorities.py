@@ -33,8 +33,11 @@ KNOWN_MAX = 4096
 
 
 class Issuers:
-    """The authorities that signed a certificate. Any thread may ask. `authorities`: Certificates of
-    each, by a name for it."""
+    """The authorities that signed a certificate. Any thread may ask.
+
+    Args:
+        authorities: Certificates of each, by a name for it.
+    """
 
     def __init__(self, authorities: Mapping[str, Sequence[x509.Certificate]]) -> None:
         self._authorities = authorities
@@ -62,8 +65,11 @@ class Issuers:
 
 
 class NameAuthorities:
-    """Authorities of one directory, as they were read. Any thread may ask. `own`: Certificates of
-    `ca.pem`."""
+    """Authorities of one directory, as they were read. Any thread may ask.
+
+    Args:
+        own: Certificates of `ca.pem`.
+    """
 
     def __init__(
         self, own: Sequence[x509.Certificate], others: dict[str, list[x509.Certificate]]
@@ -118,8 +124,11 @@ class HostObject(ssl.SSLObject):
     """An end of a connection to a host: after the handshake its authority has to prove the name."""
 
     def do_handshake(self) -> None:
-        """Do the TLS handshake. `ssl.SSLCertVerificationError`: The authority cannot prove the name
-        of the host."""
+        """Do the TLS handshake.
+
+        Raises:
+            ssl.SSLCertVerificationError: The authority cannot prove the name of the host.
+        """
         super().do_handshake()
         context = self.context
         if isinstance(context, NamedContext) and self.server_hostname:

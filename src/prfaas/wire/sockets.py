@@ -48,8 +48,11 @@ async def happy_eyeballs_s(host: str, port: int) -> float | None:
 
 
 def prepare(connection: socket.socket) -> str:
-    """Set the options of a data connection, before it is connected. Returns the congestion control
-    that is live: BBR, unless the host forbids it."""
+    """Set the options of a data connection, before it is connected.
+
+    Returns:
+        The congestion control that is live: BBR, unless the host forbids it.
+    """
     tcp = socket.IPPROTO_TCP
     _prefer_bbr(connection)
     connection.setsockopt(tcp, socket.TCP_NODELAY, 1)

@@ -86,8 +86,11 @@ class TicketSigner:
         self.renew()
 
     def renew(self) -> None:
-        """Load the files and sign with them from now on. `ConfigError`: They cannot be read, or
-        hold no elliptic-curve key; nothing is changed."""
+        """Load the files and sign with them from now on.
+
+        Raises:
+            ConfigError: They cannot be read, or hold no elliptic-curve key; nothing is changed.
+        """
         identity = self._identity
         try:
             key = serialization.load_pem_private_key(identity.key.read_bytes(), None)
@@ -132,8 +135,11 @@ class TicketOpener:
         self.renew()
 
     def renew(self) -> None:
-        """Trust the authorities that the file holds at this moment, and no others. `ConfigError`:
-        It cannot be read; nothing is changed."""
+        """Trust the authorities that the file holds at this moment, and no others.
+
+        Raises:
+            ConfigError: It cannot be read; nothing is changed.
+        """
         try:
             own = x509.load_pem_x509_certificates(self._authority.read_bytes())
             authorities = NameAuthorities.beside(self._authority)
@@ -144,8 +150,11 @@ class TicketOpener:
 
     def open(self, data: bytes, now_ns: int) -> Ticket:
         """The ticket in `data`; what it allows is for the caller to check; TicketRefusedError if it
-        is missing or malformed, or no gateway of ours signed it. `now_ns`: Unix time, for the
-        validity of certificates."""
+        is missing or malformed, or no gateway of ours signed it.
+
+        Args:
+            now_ns: Unix time, for the validity of certificates.
+        """
         if not data:
             raise TicketRefusedError(TicketRefusal.MISSING, "there is none")
         if len(data) > TICKET_BYTES_MAX:

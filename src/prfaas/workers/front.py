@@ -151,7 +151,11 @@ class Workers:
         return sum(worker.num_open for worker in self._workers)
 
     async def serve(self, own: ClientConnections, listening: Sequence[int]) -> None:
-        """Start the workers; see `gateway.app.Front`. `ConfigError`: One of them does not start."""
+        """Start the workers; see `gateway.app.Front`.
+
+        Raises:
+            ConfigError: One of them does not start.
+        """
         self._gateway.metrics.watch_connections(self)
         # Private, and short enough for the path of a socket.
         self._folder = Path(tempfile.mkdtemp(prefix="prfaas-"))

@@ -34,7 +34,11 @@ async def behind(
 
 
 class HandingOn:
-    """Hands requests on. `path`: Socket of the decider."""
+    """Hands requests on.
+
+    Args:
+        path: Socket of the decider.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -56,8 +60,11 @@ class HandingOn:
             await self._session.close()
 
     async def hand_on(self, request: web.Request) -> web.StreamResponse:
-        """Return the decider's answer, which has been sent. `UnavailableError`: The decider does
-        not answer."""
+        """Return the decider's answer, which has been sent.
+
+        Raises:
+            UnavailableError: The decider does not answer.
+        """
         if self._session is None:
             raise RuntimeError("the worker was not started")
         headers = [(name, value) for name, value in _kept(request.headers.items())]

@@ -103,8 +103,11 @@ class LocalRequest:
             self._waiting.set_result(None)
 
     async def run(self, headers: Mapping[str, str], named_by: str) -> web.StreamResponse:
-        """Have it served; UnavailableError if the decider is gone and nothing was sent. `headers`:
-        Of the client."""
+        """Have it served; UnavailableError if the decider is gone and nothing was sent.
+
+        Args:
+            headers: Of the client.
+        """
         try:
             self._ask(headers, named_by)
             while True:

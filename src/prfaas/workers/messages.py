@@ -244,8 +244,11 @@ class Owner(Protocol):
 
 
 class WorkerChannel(asyncio.Protocol):
-    """One end of a channel. What one turn of the event loop sends is one system call. `kind`:
-    Messages of the other side."""
+    """One end of a channel. What one turn of the event loop sends is one system call.
+
+    Args:
+        kind: Messages of the other side.
+    """
 
     def __init__(self, kind: Any, owner: Owner) -> None:
         self._decoder, self._owner = msgspec.msgpack.Decoder(kind), owner
@@ -260,8 +263,11 @@ class WorkerChannel(asyncio.Protocol):
             self._transport = transport
 
     def send(self, message: Message) -> None:
-        """Send a message; nothing happens once the other side is gone. `OverflowError`: It has a
-        number that MessagePack has not, or is too long."""
+        """Send a message; nothing happens once the other side is gone.
+
+        Raises:
+            OverflowError: It has a number that MessagePack has not, or is too long.
+        """
         body = _encoder.encode(message)
         if len(body) > FRAME_BYTES_MAX:
             raise OverflowError(f"a message of {len(body)} bytes; {FRAME_BYTES_MAX} is the limit")

@@ -83,7 +83,10 @@ def _base_url(text: str) -> str:
 
 class ExampleOrFile(click.Path):
     """A file; one that does not exist is taken from the examples of prfaas, by its name there.
-    `folder`: Folder of `examples` with files of this kind."""
+
+    Args:
+        folder: Folder of `examples` with files of this kind.
+    """
 
     def __init__(self, folder: str = "") -> None:
         super().__init__(dir_okay=False, path_type=Path)

@@ -87,8 +87,12 @@ def _check_timing(model: str, name: str, cluster: ClusterTable) -> None:
 
 
 def check_plan(deployment: Deployment) -> None:
-    """See that `routing.plan` can be a plan of this deployment. `ConfigError`: It cannot: its
-    clusters, their sizes, or its bytes of KV cache are those of another one."""
+    """See that `routing.plan` can be a plan of this deployment.
+
+    Raises:
+        ConfigError: It cannot: its clusters, their sizes, or its bytes of KV cache are those of
+            another one.
+    """
     plan = deployment.routing.plan
     if plan is None:
         return
@@ -185,8 +189,11 @@ def check_disks(deployment: Deployment) -> None:
 
 
 def check_shared_memory(deployment: Deployment) -> None:
-    """Check that the shared memory of vLLM engines started here fits. `ConfigError`: It does not
-    fit: an engine would exit minutes later without a reason."""
+    """Check that the shared memory of vLLM engines started here fits.
+
+    Raises:
+        ConfigError: It does not fit: an engine would exit minutes later without a reason.
+    """
     sizes = {
         name: engine.host_memory
         for cluster in deployment.clusters.values()
@@ -211,16 +218,22 @@ def check_shared_memory(deployment: Deployment) -> None:
 
 
 def short_lived(deployment: Deployment, names: Sequence[str] | None = None) -> Iterator[str]:
-    """A line for every identity on this machine that ends soon. `names`: The parts; all that are
-    started here if absent."""
+    """A line for every identity on this machine that ends soon.
+
+    Args:
+        names: The parts; all that are started here if absent.
+    """
     for name in identity_names(deployment) if names is None else names:
         identity = identity_in(deployment.security.identities, name)
         yield from ends_soon(identity, datetime.datetime.now(datetime.UTC))
 
 
 def open_secrets(deployment: Deployment, names: Sequence[str] | None = None) -> Iterator[str]:
-    """A line for every secret on this machine that not only its owner can read. `names`: Parts
-    whose keys are meant; all that are started here if absent."""
+    """A line for every secret on this machine that not only its owner can read.
+
+    Args:
+        names: Parts whose keys are meant; all that are started here if absent.
+    """
     directory = deployment.security.identities
     found = identity_names(deployment) if names is None else names
     keys = [identity_in(directory, name).key for name in found]

@@ -106,7 +106,10 @@ def is_in_a_pod(env: Mapping[str, str] = os.environ) -> bool:
 
 def pod_traps(deployment: Deployment, env: Mapping[str, str] = os.environ) -> Iterator[str]:
     """Yield a line for every setting that does not work in a pod; none outside of pods.
-    `deployment`: Its parts without `url` or `address` are started here."""
+
+    Args:
+        deployment: Its parts without `url` or `address` are started here.
+    """
     if not is_in_a_pod(env):
         return
     gateway = deployment.gateway
@@ -126,7 +129,10 @@ def pod_traps(deployment: Deployment, env: Mapping[str, str] = os.environ) -> It
 
 def pool_traps(deployment: Deployment, env: Mapping[str, str] = os.environ) -> Iterator[str]:
     """Yield a line for every such setting of the pool nodes and engines that are started here.
-    `deployment`: Its parts without `url` or `address` are started here."""
+
+    Args:
+        deployment: Its parts without `url` or `address` are started here.
+    """
     if not is_in_a_pod(env):
         return
     for cluster in deployment.clusters.values():

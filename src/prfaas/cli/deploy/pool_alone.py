@@ -39,7 +39,10 @@ def alone(deployment: Deployment, name: str) -> Deployment:
 
 def check_pool(deployment: Deployment, name: str) -> tuple[list[str], list[str]]:
     """Return what keeps a pool node from starting here or from being used, and warnings.
-    `ConfigError`: It is not in the file, or its limits or its socket's path cannot work here."""
+
+    Raises:
+        ConfigError: It is not in the file, or its limits or its socket's path cannot work here.
+    """
     here = alone(deployment, name)
     check_sockets(here)
     check_disks(here)

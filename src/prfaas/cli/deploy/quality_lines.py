@@ -34,7 +34,10 @@ def lossy_classes(deployment: Deployment) -> dict[Quality, list[str]]:
 
 def check_quality(deployment: Deployment) -> None:
     """Refuse a lossy class that no link can carry, or that a cache group of the model cannot take.
-    `ConfigError`: With the group and the reason."""
+
+    Raises:
+        ConfigError: With the group and the reason.
+    """
     for quality, places in lossy_classes(deployment).items():
         pools = [pool for table in deployment.clusters.values() for pool in table.pools.items()]
         for name, pool in pools:

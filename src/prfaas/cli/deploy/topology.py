@@ -116,8 +116,11 @@ def parts(topology: Topology) -> list[list[ProcessPart]]:
 
 
 def prepare_identities(deployment: Deployment) -> None:
-    """See that every part started here has an identity. `ConfigError`: One is missing and may not
-    be made, or no peer would let it in."""
+    """See that every part started here has an identity.
+
+    Raises:
+        ConfigError: One is missing and may not be made, or no peer would let it in.
+    """
     directory, names = deployment.security.identities, identity_names(deployment)
     if deployment.security.generate:
         make_authority(directory)
@@ -132,8 +135,11 @@ def prepare_identities(deployment: Deployment) -> None:
 
 
 def identity_problems(deployment: Deployment, names: Sequence[str] | None = None) -> Iterator[str]:
-    """Return missing or invalid identities of parts started here that are not created. `names`: The
-    parts; all that are started here if absent."""
+    """Return missing or invalid identities of parts started here that are not created.
+
+    Args:
+        names: The parts; all that are started here if absent.
+    """
     security, now = deployment.security, datetime.datetime.now(datetime.UTC)
     for name in identity_names(deployment) if names is None else names:
         identity = identity_in(security.identities, name)

@@ -308,9 +308,13 @@ async def start_all(supervisor: Supervisor, stop: asyncio.Event) -> None:
 
 
 def check_deployment(deployment: Deployment) -> None:
-    """Return faults beyond the rules of the file. `ConfigError`: The checkpoint, its tokenizer or a
-    plan is missing, two parts have one address or folder, the plan, a timing engine's memory, an
-    engine's argument, or what all parts would fill here does not fit."""
+    """Return faults beyond the rules of the file.
+
+    Raises:
+        ConfigError: The checkpoint, its tokenizer or a plan is missing, two parts have one address
+            or folder, the plan, a timing engine's memory, an engine's argument, or what all parts
+            would fill here does not fit.
+    """
     require("a gateway, which starts here,", "gateway")
     deployment.check_one_local()
     check_addresses(deployment)
@@ -333,9 +337,12 @@ def check_deployment(deployment: Deployment) -> None:
 
 
 async def make_ready(deployment: Deployment, file: Path, overlay: Path | None = None) -> Topology:
-    """Create missing identities and model, and give every part its address. `ConfigError`: An
-    address is taken, memory does not suffice, or something is missing and may not, or cannot, be
-    made."""
+    """Create missing identities and model, and give every part its address.
+
+    Raises:
+        ConfigError: An address is taken, memory does not suffice, or something is missing and may
+            not, or cannot, be made.
+    """
     for problem in uninstalled(deployment):
         raise ConfigError(problem)
     check_ports(deployment)
@@ -348,8 +355,11 @@ async def make_ready(deployment: Deployment, file: Path, overlay: Path | None = 
 
 
 async def prepare_model(deployment: Deployment) -> None:
-    """Make the small checkpoint if the file asks for it and it is not there. `ConfigError`: It
-    could not be made."""
+    """Make the small checkpoint if the file asks for it and it is not there.
+
+    Raises:
+        ConfigError: It could not be made.
+    """
     path = Path(deployment.model.path)
     if not deployment.model.generate or (path / "config.json").exists():
         return

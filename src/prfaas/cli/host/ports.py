@@ -12,8 +12,11 @@ FIRST_PORT, NUM_PORTS = 20_000, 10_000
 
 
 def admin_port(state: Path, name: str) -> int:
-    """The port of a pool node: the same at every start of the same deployment. `state`: State
-    directory of the deployment."""
+    """The port of a pool node: the same at every start of the same deployment.
+
+    Args:
+        state: State directory of the deployment.
+    """
     digest = hashlib.sha256(f"{state.absolute()}/{name}".encode()).digest()
     return FIRST_PORT + int.from_bytes(digest[:4], "big") % NUM_PORTS
 

@@ -163,8 +163,11 @@ class ProcessPart:
                 os.killpg(self.process.pid, number)
 
     def terminate(self, *, with_all: bool = False) -> None:
-        """Ask the process to stop. `with_all`: The whole deployment stops: a gateway waits for no
-        load balancer to notice."""
+        """Ask the process to stop.
+
+        Args:
+            with_all: The whole deployment stops: a gateway waits for no load balancer to notice.
+        """
         if self.process is not None and self.exit_code is None:
             self._look()
             hurries = with_all and self.kind == "gateway" and self.ready_after_s is not None
@@ -181,7 +184,10 @@ class ProcessPart:
 
     async def stop(self, *, with_all: bool = False) -> None:
         """Stop the process, by force if it takes longer than `stop_s`, and clean up after it.
-        `with_all`: See `terminate`."""
+
+        Args:
+            with_all: See `terminate`.
+        """
         if self.process is None:
             return
         self.terminate(with_all=with_all)

@@ -38,16 +38,22 @@ class ControlClient:
     """Base URL of its pages."""
 
     def get(self, *parts: str, **query: int | str) -> dict[str, Any]:
-        """Ask for a page; ConfigError if the gateway is not there, or refuses. `parts`: Of its
-        path, unquoted."""
+        """Ask for a page; ConfigError if the gateway is not there, or refuses.
+
+        Args:
+            parts: Of its path, unquoted.
+        """
         words = "&".join(f"{name}={value}" for name, value in query.items())
         return self._ask("GET", parts, words, None)
 
     def post(
         self, *parts: str, body: dict[str, object], limit_s: float = TIMEOUT_S
     ) -> dict[str, Any]:
-        """Change something; ConfigError if the gateway is not there, or refuses. `parts`: Of its
-        path, unquoted."""
+        """Change something; ConfigError if the gateway is not there, or refuses.
+
+        Args:
+            parts: Of its path, unquoted.
+        """
         return self._ask("POST", parts, "", body, limit_s)
 
     def _ask(
@@ -106,8 +112,11 @@ def asks_gateway(command: Command) -> Command:
 
 
 def operator_key(key_file: Path | None) -> str:
-    """The operator's key: of a file, else of the environment, else none. `ConfigError`: The file
-    cannot be read, or the key cannot be sent in a header."""
+    """The operator's key: of a file, else of the environment, else none.
+
+    Raises:
+        ConfigError: The file cannot be read, or the key cannot be sent in a header.
+    """
     if key_file is None:
         key, place = os.environ.get(KEY_VARIABLE, "").strip(), KEY_VARIABLE
     else:

@@ -58,8 +58,11 @@ async def serve(
     sources: Sequence[Source] = (),
     is_alone: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run a gateway with its annexes until `stop` is set; see `run_gateway`. `ConfigError`: The
-    port is in use, or the tokenizer, an identity or the salt is missing."""
+    """Run a gateway with its annexes until `stop` is set; see `run_gateway`.
+
+    Raises:
+        ConfigError: The port is in use, or the tokenizer, an identity or the salt is missing.
+    """
     gateway = make_gateway(deployment, endpoints, sources)
     await run_gateway(gateway, stop, on_listening, is_alone)
 
@@ -70,9 +73,15 @@ def make_gateway(
     sources: Sequence[Source] = (),
     **settings: Any,
 ) -> Gateway:
-    """Put a gateway and its annexes together. `settings`: Times, as of `Gateway`. `ConfigError`:
-    The plan, the price file, the tokenizer, an identity or the salt is missing or invalid, or the
-    audit log cannot be written."""
+    """Put a gateway and its annexes together.
+
+    Args:
+        settings: Times, as of `Gateway`.
+
+    Raises:
+        ConfigError: The plan, the price file, the tokenizer, an identity or the salt is missing or
+            invalid, or the audit log cannot be written.
+    """
     found = load_profiles(deployment)
     profiles = replace(found, market=deployment_market(deployment, found.sites))
     gateway = Gateway(deployment, endpoints, sources, profiles, **settings)

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 
 def load_profiles(deployment: Deployment) -> Profiles:
-    """Read the plan that a deployment names. `ConfigError`: The plan is wrong, or does not know a
-    PrfaaS cluster of the deployment."""
+    """Read the plan that a deployment names.
+
+    Raises:
+        ConfigError: The plan is wrong, or does not know a PrfaaS cluster of the deployment.
+    """
     plan, slots = deployment.routing.plan, _timing_slots(deployment)
     if plan is None:
         attention = _attention_tokens(Path(deployment.model.path))

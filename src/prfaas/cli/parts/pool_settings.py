@@ -160,8 +160,11 @@ def follow_file(
 
 
 def follow_sources(path: Path) -> Following:
-    """Follow the sources that a file names; ConfigError if it cannot be used. `path`: Of a
-    `PeersFile`."""
+    """Follow the sources that a file names; ConfigError if it cannot be used.
+
+    Args:
+        path: Of a `PeersFile`.
+    """
     from prfaas.config.names import PATTERNS
     from prfaas.config.services import PeersFile
     from prfaas.membership.peer_entries import PeerClusters

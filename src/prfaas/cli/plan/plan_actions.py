@@ -59,8 +59,11 @@ class MapView:
 
 
 def show_maps(view: MapView) -> None:
-    """Make the maps and show them. `ConfigError`: A plan is wrong, there are too many, or the file
-    cannot be written."""
+    """Make the maps and show them.
+
+    Raises:
+        ConfigError: A plan is wrong, there are too many, or the file cannot be written.
+    """
     if len(view.files) > FILES_MAX:
         raise ConfigError(f"{len(view.files)} plan files are given; at most {FILES_MAX} are drawn")
     if view.report is not None and view.report.suffix != ".html":
@@ -134,8 +137,11 @@ class PlanView:
 
 def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
     """Answer a plan file in the form that was asked for; ConfigError if the question is wrong, or
-    the report cannot be written. Returns exit code: 1 if the answer was to be confirmed and was
-    not."""
+    the report cannot be written.
+
+    Returns:
+        Exit code: 1 if the answer was to be confirmed and was not.
+    """
     if view.emit and view.as_json:
         raise ConfigError("--emit prints TOML and --json prints JSON; choose one")
     if view.report is not None and view.report.suffix not in {".html", ".htm"}:

@@ -230,9 +230,15 @@ def table_of(found: Sequence[EnginePair]) -> Table:
 def surveyed(
     deployment: Deployment, pools: Mapping[str, tuple[str, int]]
 ) -> dict[str, Surveyed | str]:
-    """Ask the pool nodes of a deployment for their engines. `deployment`: Has the gateway's
-    identity. Returns the answers by pool; empty if the identity is not on this machine. Where no
-    pool node answers, those without an `address` are left out: nothing runs yet."""
+    """Ask the pool nodes of a deployment for their engines.
+
+    Args:
+        deployment: Has the gateway's identity.
+
+    Returns:
+        The answers by pool; empty if the identity is not on this machine. Where no pool node
+        answers, those without an `address` are left out: nothing runs yet.
+    """
     try:
         identity = identity_in(deployment.security.identities, deployment.gateway.name)
         tls = identity.client_context()

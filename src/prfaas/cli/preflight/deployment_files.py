@@ -30,8 +30,11 @@ _NAMES = (
 
 
 def check_tokenizer(deployment: Deployment) -> None:
-    """See that a checkpoint on this machine has a tokenizer. `ConfigError`: It has none: no request
-    could be tokenised."""
+    """See that a checkpoint on this machine has a tokenizer.
+
+    Raises:
+        ConfigError: It has none: no request could be tokenised.
+    """
     path = Path(deployment.model.path)
     if deployment.model.generate or not (path / "config.json").exists():
         return

@@ -104,8 +104,11 @@ async def _served(http: aiohttp.ClientSession, url: str) -> list[str]:
 
 
 def pool_problems(deployment: Deployment, found: Mapping[str, Surveyed | str]) -> Iterator[str]:
-    """Yield a sentence for each pool node at an `address` that does not answer. `found`: Answers of
-    pool nodes, by pool."""
+    """Yield a sentence for each pool node at an `address` that does not answer.
+
+    Args:
+        found: Answers of pool nodes, by pool.
+    """
     for cluster, table in deployment.clusters.items():
         for name, pool in table.pools.items():
             answer = found.get(name)

@@ -50,8 +50,11 @@ class PartSpec:
     """Port of each part by name, and of health and metrics of pool nodes by `admin NAME`."""
 
     def part(self, host: str) -> ProcessPart:
-        """The part, with its command on this host; writes the file that it reads. `host`: Address
-        of this host."""
+        """The part, with its command on this host; writes the file that it reads.
+
+        Args:
+            host: Address of this host.
+        """
         file = _write_own_file(load_deployment(self.file), self.file, self.name)
         deployment = load_deployment(file)
         pools, admins = dict[str, Address](), dict[str, Address]()
@@ -82,8 +85,11 @@ def members_folder(deployment: Deployment) -> Path:
 
 
 def member_files(deployment: Deployment, places: Mapping[str, Address]) -> dict[str, str]:
-    """Text of the member files by name. `places`: Addresses of the pool nodes and engines that are
-    members."""
+    """Text of the member files by name.
+
+    Args:
+        places: Addresses of the pool nodes and engines that are members.
+    """
     found: dict[str, dict[str, Any]] = {}
     for cluster, table in deployment.clusters.items():
         for name in table.pools.keys() & places.keys():

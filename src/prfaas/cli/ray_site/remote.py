@@ -64,8 +64,11 @@ class PartActor:
         )
 
     async def report(self, members: Members | None) -> Report:
-        """State of the part, which starts when the first member files have come. `members`: New
-        member files of this host; None if it has them."""
+        """State of the part, which starts when the first member files have come.
+
+        Args:
+            members: New member files of this host; None if it has them.
+        """
         if members is not None:
             write_members(members.folder, members.files)
             self._version = members.version

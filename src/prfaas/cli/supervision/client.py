@@ -40,7 +40,10 @@ def restart_part(state: Path, name: str) -> list[dict[str, Any]]:
 
 def scale_engines(state: Path, cluster: str, count: int) -> list[str]:
     """Change the number of engines of a cluster; returns their names once that is done.
-    `ConfigError`: No deployment with that state directory runs or it cannot have that number."""
+
+    Raises:
+        ConfigError: No deployment with that state directory runs or it cannot have that number.
+    """
     path = f"/engines/{quote(cluster, safe='')}/{count}"
     found: list[str] = _ask(state, "POST", path, SCALE_TIMEOUT)["engines"]
     return found
@@ -88,8 +91,11 @@ async def _exchange(
 
 
 def pool_address(deployment: Deployment, pool: str) -> tuple[str, int]:
-    """Return the address of a pool node. `ConfigError`: The file has no such pool, or no address of
-    it and no deployment runs."""
+    """Return the address of a pool node.
+
+    Raises:
+        ConfigError: The file has no such pool, or no address of it and no deployment runs.
+    """
     for cluster in deployment.clusters.values():
         table = cluster.pools.get(pool)
         if table is None:

@@ -204,8 +204,11 @@ class Keeper:
             await asyncio.sleep(self._times.poll_s)
 
     async def _probe(self) -> None:
-        """Probe a part that was started, and go on once it is ready. `EngineError`: It was not
-        ready in time, or did not answer its first request."""
+        """Probe a part that was started, and go on once it is ready.
+
+        Raises:
+            EngineError: It was not ready in time, or did not answer its first request.
+        """
         began_at_s = time.monotonic()
         limit_s = (self._table.start_timeout or self.part.start_timeout_ns) / NS_PER_S
         try:
@@ -261,7 +264,11 @@ async def answers(
 
 
 async def warm_up(http: aiohttp.ClientSession, part: ProcessPart) -> None:
-    """Send a part its first request, if it has one. `EngineError`: It did not answer."""
+    """Send a part its first request, if it has one.
+
+    Raises:
+        EngineError: It did not answer.
+    """
     if part.warm_up is None:
         return
     url, body = part.warm_up

@@ -28,7 +28,11 @@ def within(deployment: Deployment) -> dict[str, frozenset[str]]:
     """PD engines on whose cores a PrfaaS engine computes: they have all of its cores.
 
     Only engines that one machine starts and whose `cpus` are given are compared. Engines on GPUs,
-    and timing engines, share no cores. Returns by PrfaaS engine; only those that share cores."""
+    and timing engines, share no cores.
+
+    Returns:
+        By PrfaaS engine; only those that share cores.
+    """
     local = dict(_cores(deployment, ClusterRole.PD))
     found = {
         name: frozenset(pd for pd, theirs in local.items() if _is_within(own, theirs))

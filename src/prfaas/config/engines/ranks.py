@@ -12,8 +12,13 @@ PORT_MAX = 65535
 
 def with_ranks(engines: object) -> object:
     """Expand tables with `ranks` into one for each rank; all else is left to the usual checks.
-    `engines`: Tables by name, as a deployment file has them. `ValueError`: The tables of the ranks
-    would not be those of a data-parallel engine."""
+
+    Args:
+        engines: Tables by name, as a deployment file has them.
+
+    Raises:
+        ValueError: The tables of the ranks would not be those of a data-parallel engine.
+    """
     if not isinstance(engines, Mapping):
         return engines
     found: dict[Any, object] = {}

@@ -41,8 +41,11 @@ def residency_of(
 
 
 def check_regions(clusters: Mapping[str, ClusterTable], tenants: Mapping[str, TenantTable]) -> None:
-    """See that all regions are given and known, and that every tenant can be served. `ValueError`:
-    They are not; the message names the key."""
+    """See that all regions are given and known, and that every tenant can be served.
+
+    Raises:
+        ValueError: They are not; the message names the key.
+    """
     if not any(table.region for table in clusters.values()):
         for key in _keys_without_regions(clusters, tenants):
             raise ValueError(f"{key}: no cluster has a region; set clusters.NAME.region of each")

@@ -16,7 +16,11 @@ _SEQUENCE_WORK = 10**9
 
 
 class ConcurrencySlots:
-    """Slots for concurrent sequences. `num_places`: Sequences that may be in flight."""
+    """Slots for concurrent sequences.
+
+    Args:
+        num_places: Sequences that may be in flight.
+    """
 
     def __init__(self, num_places: int, settings: FairSettings) -> None:
         self.num_places = num_places
@@ -44,8 +48,11 @@ NUM_STABLE = 3
 
 
 class SlotLimit:
-    """Limit of the concurrent sequences of one engine. `most`: Its limit by its settings, at least
-    1."""
+    """Limit of the concurrent sequences of one engine.
+
+    Args:
+        most: Its limit by its settings, at least 1.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most

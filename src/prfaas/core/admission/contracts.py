@@ -46,8 +46,11 @@ class Contract:
 
 
 class Contracts:
-    """All contracts in force, by site, gateway and pool node. `contracts`: Names of sites, gateways
-    and pool nodes are unique."""
+    """All contracts in force, by site, gateway and pool node.
+
+    Args:
+        contracts: Names of sites, gateways and pool nodes are unique.
+    """
 
     def __init__(self, contracts: Iterable[Contract] = ()) -> None:
         self.by_site = {each.site: each for each in contracts}
@@ -93,8 +96,11 @@ class TagOwners:
         return dict(self._owners)
 
     def claim(self, tag: str, site: str) -> bool:
-        """Use a tag for a site. Returns False if the tag is empty, is another site's, or is one
-        more than a site may have."""
+        """Use a tag for a site.
+
+        Returns:
+            False if the tag is empty, is another site's, or is one more than a site may have.
+        """
         owner = self._owners.get(tag)
         if owner is not None:
             return owner == site

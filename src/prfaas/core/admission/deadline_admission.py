@@ -31,8 +31,11 @@ class Priorities:
         self._refused_at_ns: dict[int, int] = {}
 
     def limit(self, priority: int, target_ns: int, now_ns: int) -> int:
-        """Part of the target up to which a request is admitted, ns. `target_ns`: Predicted time to
-        first token that is the limit without higher classes."""
+        """Part of the target up to which a request is admitted, ns.
+
+        Args:
+            target_ns: Predicted time to first token that is the limit without higher classes.
+        """
         for other, at_ns in self._refused_at_ns.items():
             if other > priority and now_ns - at_ns <= WINDOW_NS:
                 return round(target_ns * LEAST_RATIO)
@@ -64,7 +67,10 @@ _ADMITTED = Admission(admitted=True)
 
 def admit(predicted_ttft_ns: int | None, ttft_max_ns: int | None) -> Admission:
     """Admit requests that are predicted to meet the target, or without prediction or target.
-    `predicted_ttft_ns`: Predicted time to first token on the chosen path."""
+
+    Args:
+        predicted_ttft_ns: Predicted time to first token on the chosen path.
+    """
     if predicted_ttft_ns is None or ttft_max_ns is None or predicted_ttft_ns <= ttft_max_ns:
         return _ADMITTED
     over_s = -(-(predicted_ttft_ns - ttft_max_ns) // NS_PER_S)
@@ -75,8 +81,11 @@ class Margin:
     """Lateness against predictions: a high quantile of recent requests, found step by step.
 
     Each request that comes later than predicted by more than the margin raises it by 0.9 of a step,
-    every other one lowers it by 0.1 of a step. A step is 1 % of the target. `target_ns`: Target of
-    the time to first token."""
+    every other one lowers it by 0.1 of a step. A step is 1 % of the target.
+
+    Args:
+        target_ns: Target of the time to first token.
+    """
 
     def __init__(self, target_ns: int) -> None:
         self._step_ns, self._most_ns = target_ns * _STEP, target_ns * _MARGIN_RATIO_MAX

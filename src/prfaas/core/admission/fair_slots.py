@@ -55,7 +55,11 @@ class _Account:
 
 
 class FairShare:
-    """Recent use of every tenant. `settings`: How work is shared."""
+    """Recent use of every tenant.
+
+    Args:
+        settings: How work is shared.
+    """
 
     def __init__(self, settings: FairSettings) -> None:
         self._settings = settings
@@ -65,8 +69,11 @@ class FairShare:
         """Part of the target up to which a tenant is admitted; returns `target`, or the part of it
         that is left to the tenant.
 
-        Costs one pass over the tenants that were seen within the window. `target`: What anybody may
-        have in front of it: a predicted time to first token, places."""
+        Costs one pass over the tenants that were seen within the window.
+
+        Args:
+            target: What anybody may have in front of it: a predicted time to first token, places.
+        """
         mine = self._seen(tenant, now_ns)
         if len(self._accounts) == 1:
             return target
@@ -182,8 +189,11 @@ class _Request:
 
 
 class FairSlots:
-    """Requests that run, and those that wait for a slot. `weights`: Share of a tenant against
-    others, above 0; 1 if absent."""
+    """Requests that run, and those that wait for a slot.
+
+    Args:
+        weights: Share of a tenant against others, above 0; 1 if absent.
+    """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights

@@ -64,8 +64,11 @@ class Over:
 
 
 class TokenBucket:
-    """A token bucket: its capacity is one period's units, and it starts full. `units`: Units a
-    period, at least 1."""
+    """A token bucket: its capacity is one period's units, and it starts full.
+
+    Args:
+        units: Units a period, at least 1.
+    """
 
     def __init__(self, units: int, period_ns: int) -> None:
         self.units = units
@@ -236,8 +239,11 @@ class WrongKeys:
         self._counts: dict[str, tuple[int, int]] = {}
 
     def wrong(self, address: str, now_ns: int) -> int:
-        """Count a wrong key. Returns seconds after which another try is answered; 0 if this one
-        is."""
+        """Count a wrong key.
+
+        Returns:
+            Seconds after which another try is answered; 0 if this one is.
+        """
         since_ns, count = self._counts.pop(address, (now_ns, 0))
         if now_ns - since_ns >= WINDOW_NS:
             since_ns, count = now_ns, 0

@@ -13,8 +13,11 @@ Key = tuple[str, ...]
 
 
 class RefusalCounts:
-    """Bounds the records of refusals, without losing their number. `each_max`: Refusals with the
-    same key in a window that get a record each."""
+    """Bounds the records of refusals, without losing their number.
+
+    Args:
+        each_max: Refusals with the same key in a window that get a record each.
+    """
 
     def __init__(self, each_max: int = EACH_MAX, window_ns: int = WINDOW_NS) -> None:
         self._each_max, self._window_ns = each_max, window_ns
@@ -31,8 +34,11 @@ class RefusalCounts:
         return bool(key) and self._counts[key] <= self._each_max
 
     def counted(self, now_ns: int, *, is_end: bool = False) -> list[tuple[Key, int]]:
-        """Return refusals without a record, with their number, at the end of a window. `is_end`:
-        True to end the window now."""
+        """Return refusals without a record, with their number, at the end of a window.
+
+        Args:
+            is_end: True to end the window now.
+        """
         if not self._counts or not (is_end or now_ns - self._since_ns >= self._window_ns):
             return []
         found = [(key, self._hidden(key, count)) for key, count in self._counts.items()]

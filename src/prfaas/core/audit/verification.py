@@ -83,7 +83,11 @@ class VerificationReport:
 
 
 class Torn:
-    """Broken lines in a row. `place`: The first of them."""
+    """Broken lines in a row.
+
+    Args:
+        place: The first of them.
+    """
 
     def __init__(self, place: LinePlace) -> None:
         self.place = place
@@ -138,7 +142,11 @@ class LogVerifier:
         self._removing = self._removed_through = 0
 
     def file(self, number: int, name: str) -> None:
-        """Begin a file. `number`: In its name, from 1."""
+        """Begin a file.
+
+        Args:
+            number: In its name, from 1.
+        """
         self._settle_torn()
         if not self._file:
             self._first_file = number
@@ -147,7 +155,11 @@ class LogVerifier:
         self._file = number
 
     def line(self, data: bytes, place: LinePlace, *, is_whole: bool) -> None:
-        """Take the next line. `is_whole`: True if it ended with a newline."""
+        """Take the next line.
+
+        Args:
+            is_whole: True if it ended with a newline.
+        """
         parsed = parse_line(data) if is_whole else None
         if parsed is None:
             self._torn = self._torn or Torn(place)
@@ -158,8 +170,12 @@ class LogVerifier:
         self._take(parsed, place)
 
     def finish(self, expected_lines: int = 0) -> VerificationReport:
-        """End the log. `expected_lines`: Number of lines that is known from elsewhere, such as the
-        metric `prfaas_pool_audit_last_line` of its process; 0 if unknown."""
+        """End the log.
+
+        Args:
+            expected_lines: Number of lines that is known from elsewhere, such as the metric
+                `prfaas_pool_audit_last_line` of its process; 0 if unknown.
+        """
         self._settle_torn(is_end=True)
         report, first = self.report, self._first_file
         if first - 1 > self._removed_through:

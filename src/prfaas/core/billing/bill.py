@@ -157,8 +157,11 @@ class Bill:
         row.add(BillRow(amounts, cost, joules, int(is_unpriced)))
 
     def by(self, dimensions: Sequence[str]) -> list[tuple[tuple[str, ...], BillRow]]:
-        """Rows summed by some of the dimensions, sorted. `dimensions`: Names of fields of
-        `UsageKey`."""
+        """Rows summed by some of the dimensions, sorted.
+
+        Args:
+            dimensions: Names of fields of `UsageKey`.
+        """
         sums: dict[tuple[str, ...], BillRow] = {}
         for key, row in self.rows.items():
             part = tuple(str(getattr(key, name)) for name in dimensions)

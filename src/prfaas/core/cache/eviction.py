@@ -27,8 +27,12 @@ AGE_UNKNOWN = (_EXPONENT_MAX + 1) << _MANTISSA_BITS
 
 
 class MaxAges:
-    """Limits of several gateways: the strictest counts. `announced`: Limits of each gateway in
-    seconds, by the tags of tenants; that of the empty tag is for all other blocks."""
+    """Limits of several gateways: the strictest counts.
+
+    Args:
+        announced: Limits of each gateway in seconds, by the tags of tenants; that of the empty tag
+            is for all other blocks.
+    """
 
     def __init__(self, announced: Iterable[Mapping[str, int]] = ()) -> None:
         self._limits: dict[str, int] = {}
@@ -121,7 +125,11 @@ class LeasedLast(EvictionPolicy[K]):
 
     A lease ends when its key is used, released, or its time is over. It is no pin: when all that is
     left is leased, that goes, too. A copy is a block that was fetched from another host of the
-    site, which still has it. `rest`: Orders what is neither leased nor a copy."""
+    site, which still has it.
+
+    Args:
+        rest: Orders what is neither leased nor a copy.
+    """
 
     def __init__(self, rest: EvictionPolicy[K]) -> None:
         self._rest = rest

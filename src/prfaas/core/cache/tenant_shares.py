@@ -65,7 +65,11 @@ class TenantShares(Generic[K]):
     """Order of eviction of a tier that tenants share.
 
     Callers pass each block's tenant and size with every event, so that nothing is kept of a block
-    but its place. `rest`: Order of the blocks outside reserves."""
+    but its place.
+
+    Args:
+        rest: Order of the blocks outside reserves.
+    """
 
     def __init__(self, rest: EvictionPolicy[K], capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes

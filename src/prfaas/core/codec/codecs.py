@@ -222,8 +222,11 @@ def allows(quality: Quality, modes: frozenset[SegmentMode]) -> bool:
 
 
 def read_head(stream: bytes | memoryview, block_bytes: int) -> tuple[Form, int]:
-    """Return the form that a stream claims, and where its first body starts. `PeerError`: It is
-    none, or not of exactly this stream and a block of exactly this size."""
+    """Return the form that a stream claims, and where its first body starts.
+
+    Raises:
+        PeerError: It is none, or not of exactly this stream and a block of exactly this size.
+    """
     (count,) = _COUNT.unpack_from(stream) if len(stream) >= _COUNT.size else (0,)
     end = _COUNT.size + count * _SEGMENT.size
     if not 1 <= count <= SEGMENTS_MAX or end > len(stream):

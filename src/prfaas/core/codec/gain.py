@@ -253,8 +253,11 @@ class PlannedCoding:
         return self.mode is LinkCodec.RAW and self.lane_bytes_per_s == inf
 
     def of(self, wire_bytes_per_s: float) -> PlannedCodedLink:
-        """Return a link of this capacity, which is always busy. `wire_bytes_per_s`: Capacity of the
-        network; 0 is a cut."""
+        """Return a link of this capacity, which is always busy.
+
+        Args:
+            wire_bytes_per_s: Capacity of the network; 0 is a cut.
+        """
         lanes = self.lanes * self.lane_bytes_per_s
         wire = min(wire_bytes_per_s, lanes)
         if self.mode is LinkCodec.RAW or not wire:

@@ -56,8 +56,11 @@ class CodingSwitch:
     """Decides from samples of a busy link; on until something is measured.
 
     A codec takes a tenth of the time that encryption and sockets take, so that starting with it
-    costs little where it turns out not to pay. `speed`: Of the codec at this host, taken for both
-    ends."""
+    costs little where it turns out not to pay.
+
+    Args:
+        speed: Of the codec at this host, taken for both ends.
+    """
 
     def __init__(self, mode: LinkCodec, speed: CodecSpeed) -> None:
         self._mode = mode

@@ -186,8 +186,11 @@ LinkName = tuple[str, str]
 class Replication(Generic[BlockId]):
     """Prefixes that PD pools miss and PrfaaS pools hold, by link, and which of them are copied.
 
-    Nothing is copied the other way: PD pool nodes keep no links to PrfaaS pools. `settings`: Budget
-    of each link, and decay."""
+    Nothing is copied the other way: PD pool nodes keep no links to PrfaaS pools.
+
+    Args:
+        settings: Budget of each link, and decay.
+    """
 
     def __init__(self, settings: CopySettings) -> None:
         self._settings = settings

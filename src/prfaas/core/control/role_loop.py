@@ -63,8 +63,11 @@ class Jobs(Protocol):
 
 
 class StageLoads:
-    """Queues of all PD instances, and the mean time of a decode. `decode_slots`: Requests that an
-    instance decodes at a time, at least 1."""
+    """Queues of all PD instances, and the mean time of a decode.
+
+    Args:
+        decode_slots: Requests that an instance decodes at a time, at least 1.
+    """
 
     def __init__(self, decode_slots: int) -> None:
         self._decode_slots, self._decode_ns = decode_slots, 0.0
@@ -203,8 +206,11 @@ class RoleChange:
 
 
 class RoleLoop:
-    """Decides when an instance of one PD cluster changes its role. `offload_threshold`: The present
-    threshold, tokens."""
+    """Decides when an instance of one PD cluster changes its role.
+
+    Args:
+        offload_threshold: The present threshold, tokens.
+    """
 
     def __init__(self, offload_threshold: int, settings: RoleSettings = RoleSettings()) -> None:
         self.settings = settings

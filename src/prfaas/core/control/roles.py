@@ -36,7 +36,11 @@ class Change:
 
 
 class Roles:
-    """The role of every PD instance. `loop`: Decides role changes; None changes nothing."""
+    """The role of every PD instance.
+
+    Args:
+        loop: Decides role changes; None changes nothing.
+    """
 
     def __init__(self, roles: Sequence[Role], loop: RoleLoop | None = None) -> None:
         self._roles = list(roles)

@@ -129,7 +129,11 @@ class Balance:
 
     Requests are kept in order of length, with sums for each side of the last threshold: the next
     one costs an addition for each request that changes sides, and a request O(log `NUM_KEPT`)
-    comparisons. `planned`: t of the plan, tokens."""
+    comparisons.
+
+    Args:
+        planned: t of the plan, tokens.
+    """
 
     def __init__(self, planned: int) -> None:
         self._recent: deque[PathWork] = deque()
@@ -241,8 +245,11 @@ class Spared:
         self._total_ns, self._at_ns = 0, 0
 
     def look(self, total_ns: int, now_ns: int) -> float:
-        """Instances that would have been busy with it, mean since the last look. `total_ns`: Work
-        that was spared so far, in time of one instance; never falls."""
+        """Instances that would have been busy with it, mean since the last look.
+
+        Args:
+            total_ns: Work that was spared so far, in time of one instance; never falls.
+        """
         spared_ns, elapsed_ns = total_ns - self._total_ns, now_ns - self._at_ns
         self._total_ns, self._at_ns = total_ns, now_ns
         return spared_ns / elapsed_ns if elapsed_ns > 0 else 0.0
@@ -292,7 +299,11 @@ class Pressures:
 
 
 class ThresholdLoop:
-    """The threshold of one link. `planned_threshold`: t from the planner, tokens, above 0."""
+    """The threshold of one link.
+
+    Args:
+        planned_threshold: t from the planner, tokens, above 0.
+    """
 
     def __init__(self, planned_threshold: int, settings: LoopSettings = LoopSettings()) -> None:
         self._settings = settings
@@ -314,8 +325,11 @@ class ThresholdLoop:
         return max(1, round(exp(self._position)))
 
     def update(self, now_ns: int, pressures: Pressures) -> int:
-        """One interval has passed. Returns the new threshold, tokens; unchanged when a signal is
-        unknown."""
+        """One interval has passed.
+
+        Returns:
+            The new threshold, tokens; unchanged when a signal is unknown.
+        """
         use, here, there = (
             pressures.link_utilisation,
             pressures.local_wait_ns,

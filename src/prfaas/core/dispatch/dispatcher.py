@@ -104,7 +104,11 @@ class Dispatcher:
         self.requests.instances.add(member, decode)
 
     def remove(self, name: str, now_ns: int, decode: str = "") -> None:
-        """Forget an instance; `decode` as in `add`. `ValueError`: An open request uses it."""
+        """Forget an instance; `decode` as in `add`.
+
+        Raises:
+            ValueError: An open request uses it.
+        """
         if self.requests.uses(name, decode or name):
             raise ValueError(f"instance {name} has open requests; wait for their end")
         self._routes.remove(name, now_ns)
@@ -130,9 +134,14 @@ class Dispatcher:
     def set_link(
         self, source: str, destination: str, *, up: bool, why_down: Reason = Reason.LINK_DOWN
     ) -> list[int]:
-        """The link between two pools came up or broke; it is down at first. `why_down`: One of
-        `UNREACHABLE`, if it is not up. Returns when it broke: the requests whose blocks are in
-        transit over it."""
+        """The link between two pools came up or broke; it is down at first.
+
+        Args:
+            why_down: One of `UNREACHABLE`, if it is not up.
+
+        Returns:
+            When it broke: the requests whose blocks are in transit over it.
+        """
         link = self.links.between(source, destination)
         link.why_down = None if up else why_down
         return [] if up else self.requests.crossing(source, destination)

@@ -8,8 +8,11 @@ from prfaas.core.resilience.late_routes import usual_ns
 
 
 class ExpectedTimes:
-    """Answers from what open requests have booked; nothing is changed. All times in ns. `routes`:
-    Instances and the times of their prefills."""
+    """Answers from what open requests have booked; nothing is changed. All times in ns.
+
+    Args:
+        routes: Instances and the times of their prefills.
+    """
 
     def __init__(self, requests: OpenRequests, routes: RouteFinder) -> None:
         self._requests, self._routes, self._times = requests, routes, routes.times

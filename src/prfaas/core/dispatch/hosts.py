@@ -203,8 +203,11 @@ class Hosts:
     def hand_off_ns(
         self, arrival: Arrival, source: str, destination: str, now_ns: int
     ) -> int | None:
-        """Time in which a link inside the cluster carries the blocks that decode lacks. Returns 0
-        within a pool; None if the link is down or its state unknown."""
+        """Time in which a link inside the cluster carries the blocks that decode lacks.
+
+        Returns:
+            0 within a pool; None if the link is down or its state unknown.
+        """
         if not source or source == destination:
             return 0
         link = self.links.between(source, destination)
@@ -267,8 +270,11 @@ class Hosts:
 
 
 class FetchTo:
-    """Prefixes of one prompt that the hosts of a site can fetch. `holders`: The longest prefixes
-    and their pools, the longest first; at least one."""
+    """Prefixes of one prompt that the hosts of a site can fetch.
+
+    Args:
+        holders: The longest prefixes and their pools, the longest first; at least one.
+    """
 
     __slots__ = ("_arrival", "_holders", "_hosts", "_now_ns")
 

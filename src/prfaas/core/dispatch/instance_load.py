@@ -146,7 +146,10 @@ class InstanceLoad:
 
     def done(self, name: str, job: int, now_ns: int) -> int | None:
         """Record the end of a job: those before it are over too, the one behind it begins now.
-        Returns the job that begins; None without one, or when the end was known before."""
+
+        Returns:
+            The job that begins; None without one, or when the end was known before.
+        """
         load = self._loads[name]
         if job not in load.jobs:
             return None
@@ -157,8 +160,11 @@ class InstanceLoad:
 
     def waiting(self, name: str, num_waiting: int) -> list[int]:
         """Return jobs of this gateway that wait at an instance, in order of dispatch; returns the
-        first `WAITING_MAX` of them. `num_waiting`: Requests that a report found waiting, of
-        anybody."""
+        first `WAITING_MAX` of them.
+
+        Args:
+            num_waiting: Requests that a report found waiting, of anybody.
+        """
         jobs = self._loads[name].jobs
         first = max(1, len(jobs) - num_waiting)
         return list(islice(jobs, first, first + WAITING_MAX))

@@ -212,7 +212,10 @@ class PrefillInstances:
         self, chosen: Candidate, arrival: Arrival, now_ns: int, wait_ns_max: int
     ) -> Candidate:
         """The busiest instance that may stand in for a chosen one: same pool and layout.
-        `wait_ns_max`: Instances with longer queues do not stand in."""
+
+        Args:
+            wait_ns_max: Instances with longer queues do not stand in.
+        """
         like = self.instances[chosen.name]
         peers = (
             name

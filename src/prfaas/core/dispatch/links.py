@@ -203,8 +203,11 @@ class Link:
         return None if self.is_in_site else self.policy.offload_threshold
 
     def replan(self, offload_threshold: int) -> int | None:
-        """Start over from another planned threshold, tokens, above 0. Returns the one before; None
-        if it stays: the operator has set it, or it is this one."""
+        """Start over from another planned threshold, tokens, above 0.
+
+        Returns:
+            The one before; None if it stays: the operator has set it, or it is this one.
+        """
         self._planned = offload_threshold
         return None if self.is_held else self._start_over(offload_threshold)
 

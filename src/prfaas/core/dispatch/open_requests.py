@@ -173,7 +173,10 @@ class OpenRequests:
 
     def is_prefilling(self, request_id: int, now_ns: int, *, streams: bool) -> bool:
         """Return True if a prompt is still before an engine or in it, as far as is known.
-        `streams`: Its first token will be seen; else its prefill is taken to end as predicted."""
+
+        Args:
+            streams: Its first token will be seen; else its prefill is taken to end as predicted.
+        """
         ahead = self.prefill_ahead(request_id, now_ns)
         return ahead is not None and (streams or ahead.work_ns > ahead.spent_ns)
 
@@ -254,7 +257,11 @@ class OpenRequests:
 
     def choose_decode(self, request_id: int, avoid: str = "") -> str | None:
         """The instance that decodes a request, chosen when first asked for; returns none when none
-        is ready, or the request is not open. `avoid`: Instance that was tried already."""
+        is ready, or the request is not open.
+
+        Args:
+            avoid: Instance that was tried already.
+        """
         entry = self._entries.get(request_id)
         if entry is None or self.decode_book is None:
             return entry.routed.decode if entry else None
@@ -265,8 +272,11 @@ class OpenRequests:
     def due(self, name: str, num_waiting: int) -> Sequence[int]:
         """Return requests that wait at an instance and should be looked up again (`look_up`).
 
-        Those whose last lookup is the oldest come first, at most `LOOKUPS_MAX`. `num_waiting`:
-        Requests that its last report found waiting."""
+        Those whose last lookup is the oldest come first, at most `LOOKUPS_MAX`.
+
+        Args:
+            num_waiting: Requests that its last report found waiting.
+        """
         waiting = self._stage_of[name].book.waiting(name, num_waiting)
         if len(waiting) <= LOOKUPS_MAX:
             return waiting
@@ -304,8 +314,11 @@ class OpenRequests:
 
     def prefilled(self, request_id: int, now_ns: int) -> int | None:
         """The instance that prefills a request has answered: the rate of its cluster is learnt.
-        Returns the request whose prefill begins now, to be looked up once more (`look_up`); None
-        without one."""
+
+        Returns:
+            The request whose prefill begins now, to be looked up once more (`look_up`); None
+            without one.
+        """
         if self._times.observes:
             self._times.answered(request_id, now_ns)
         entry = self._entries.get(request_id)

@@ -488,8 +488,11 @@ class RouteFinder:
         *,
         pull: tuple[Link, int],
     ) -> Prediction:
-        """Times of both paths, the cost of bytes, and a pulled prefix where that is faster. `pull`:
-        The link that brings the prefix, and what is at its end already, tokens."""
+        """Times of both paths, the cost of bytes, and a pulled prefix where that is faster.
+
+        Args:
+            pull: The link that brings the prefix, and what is at its end already, tokens.
+        """
         costs, settings, times = remote.costs, self._settings, self.times
         if costs is None:
             return NO_PROFILE

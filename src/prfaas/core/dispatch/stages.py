@@ -103,7 +103,10 @@ class PrefillTimes:
 
     def queue_ns(self, cluster: str, own_ns: int, work_ns: int, now_ns: int) -> int | None:
         """Expected time of booked work in a cluster, by what was observed; None is unknown.
-        `own_ns`: Work of the last request of it."""
+
+        Args:
+            own_ns: Work of the last request of it.
+        """
         if self._rates is None:
             return work_ns
         if not self._rates.has_enough(cluster):
@@ -281,8 +284,11 @@ def _take(levels: dict[int, list[str]], count: int, name: str) -> None:
 
 class DecodeFlow:
     """Requests in transit to decode, those that wait for it, and those that decode.
-    `stale_after_ns`: Age beyond which the free capacity is unknown, ns: no request has queued
-    since."""
+
+    Args:
+        stale_after_ns: Age beyond which the free capacity is unknown, ns: no request has queued
+            since.
+    """
 
     def __init__(self, stale_after_ns: int) -> None:
         self._stale_after_ns = stale_after_ns

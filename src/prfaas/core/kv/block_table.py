@@ -229,8 +229,11 @@ def _stride(keys: Keys) -> Keys:
 
 
 class BlockTable:
-    """Values by key. `canonical`: Gives the value to keep for values that are moved; 0 drops
-    them."""
+    """Values by key.
+
+    Args:
+        canonical: Gives the value to keep for values that are moved; 0 drops them.
+    """
 
     def __init__(self, canonical: Callable[[Values], Values]) -> None:
         self._canonical = canonical

@@ -148,9 +148,12 @@ class _Source:
 class PrefixIndex:
     """Blocks by source and tier.
 
-    Changes are written some thousands at a time, and before anybody looks. `num_blocks_max`: Blocks
-    of one source that are remembered. Of a source with more some are not known, and it counts as
-    INCOMPLETE until its next snapshot."""
+    Changes are written some thousands at a time, and before anybody looks.
+
+    Args:
+        num_blocks_max: Blocks of one source that are remembered. Of a source with more some are not
+            known, and it counts as INCOMPLETE until its next snapshot.
+    """
 
     def __init__(self, num_blocks_max: int = NUM_BLOCKS_MAX) -> None:
         self._num_blocks_max = num_blocks_max
@@ -179,8 +182,11 @@ class PrefixIndex:
         self._set_state(known, SourceState.REBUILDING)
 
     def end_snapshot(self, source: str, *, complete: bool = True) -> None:
-        """All blocks of the snapshot were added: trust the source from here on. `complete`: The
-        snapshot names all that the source holds."""
+        """All blocks of the snapshot were added: trust the source from here on.
+
+        Args:
+            complete: The snapshot names all that the source holds.
+        """
         self._write()
         known = self._source(source)
         known.full = known.full or not complete

@@ -152,8 +152,12 @@ Numbers = Mapping[str, int]
 
 
 class PrefixHits(Hits):
-    """Usable prefix by source; any number of sources may hold the same one. `by_length`: Lengths,
-    tokens, above 0, the longest first, each with its sources as bits. A source has one length."""
+    """Usable prefix by source; any number of sources may hold the same one.
+
+    Args:
+        by_length: Lengths, tokens, above 0, the longest first, each with its sources as bits. A
+            source has one length.
+    """
 
     __slots__ = ("_by_length", "numbers")
 
@@ -254,7 +258,10 @@ class SourceSet:
 
 def longest_first(hits: Hits, sources: SourceSet) -> Iterator[tuple[int, str]]:
     """Prefixes of some sources, tokens, and their names: the longest first, then the last name.
-    `hits`: Prefix by source, tokens."""
+
+    Args:
+        hits: Prefix by source, tokens.
+    """
     if isinstance(hits, PrefixHits):
         return hits.longest_first(sources)
     known = hits.keys() & sources.names

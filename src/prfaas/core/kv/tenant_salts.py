@@ -60,13 +60,19 @@ def client_salt(salt: str, client_secret: bytes, given: str) -> str:
 
 def class_salt(salt: str, class_secret: bytes, name: str) -> str:
     """The salt of a lossy quality class of a tenant or a user: blocks of two classes never meet.
-    `salt`: Of the tenant, or of one of its users; that of the class `lossless`."""
+
+    Args:
+        salt: Of the tenant, or of one of its users; that of the class `lossless`.
+    """
     return _sub_salt(salt, class_secret, name.encode())
 
 
 def user_salt(tenant_salt: str, user_secret: bytes, user: str) -> str:
     """The salt of one user of a tenant: it names the tenant, and reveals no other user's salt.
-    `user`: As the request names the user."""
+
+    Args:
+        user: As the request names the user.
+    """
     # JSON has lone surrogates, which are a user like any other.
     name = user.encode(errors="surrogatepass")
     return f"{tenant_salt}{SUB_SALT}{_in_text(hmac.digest(user_secret, name, 'sha256'))}"
@@ -86,7 +92,10 @@ def _in_text(digest: bytes) -> str:
 
 def tenant_tag(cache_salt: str | None) -> str:
     """Return the tag of a tenant, the same for all its users, clients' salts and quality classes.
-    `cache_salt`: Of a request; the tag of a request without one is empty."""
+
+    Args:
+        cache_salt: Of a request; the tag of a request without one is empty.
+    """
     if not cache_salt:
         return ""
     salt, _, _ = cache_salt.partition(SUB_SALT)

@@ -97,7 +97,11 @@ class _Joined:
 
 
 class Membership:
-    """All members of a site. `site`: What they have to agree with."""
+    """All members of a site.
+
+    Args:
+        site: What they have to agree with.
+    """
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -193,7 +197,10 @@ class Membership:
 
     def drained(self, is_idle: Callable[[Member], bool], now_ns: int) -> list[Action]:
         """Let members that drain leave if nothing runs on them, engines before pool nodes.
-        `is_idle`: Returns True if no leg and no transfer uses a member."""
+
+        Args:
+            is_idle: Returns True if no leg and no transfer uses a member.
+        """
         leaving = [each for each in self._joined.values() if not each.is_listed]
         if not leaving:
             return []

@@ -61,8 +61,11 @@ class Movement(MutableRecord):
         self.fault, self.is_coming = fault, False
 
     def ended(self, kind: TransferEnd, *, at_destination: bool) -> bool:
-        """Note a pool's report. Returns True if it is the first of the destination, after which the
-        link carries nothing more."""
+        """Note a pool's report.
+
+        Returns:
+            True if it is the first of the destination, after which the link carries nothing more.
+        """
         is_last = at_destination and self.end is None
         if is_last:
             self.end, self.is_coming = kind, False
@@ -84,8 +87,11 @@ class Movement(MutableRecord):
 
 
 class RequestTransfers:
-    """The blocks of one request, opened once each, and aborted or released once. `breakers`: Of the
-    links that they cross."""
+    """The blocks of one request, opened once each, and aborted or released once.
+
+    Args:
+        breakers: Of the links that they cross.
+    """
 
     __slots__ = ("_breakers", "hand_off", "pull", "pull_outcome")
 

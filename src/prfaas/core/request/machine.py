@@ -121,7 +121,11 @@ class Route(MutableRecord):
 
 
 class RequestLife:
-    """One request, from its route to its end. `fleet`: What all requests share."""
+    """One request, from its route to its end.
+
+    Args:
+        fleet: What all requests share.
+    """
 
     __slots__ = (
         "_books",
@@ -167,8 +171,14 @@ class RequestLife:
         """Engines that failed at it, by their fault or its own."""
 
     def step(self, event: AnyEvent, now_ns: int) -> list[AnyAction]:
-        """Take an event. `now_ns`: Time; not before that of the last step. Returns what to do, in
-        order; nothing for an event that is late."""
+        """Take an event.
+
+        Args:
+            now_ns: Time; not before that of the last step.
+
+        Returns:
+            What to do, in order; nothing for an event that is late.
+        """
         stages, handler = _HANDLERS[type(event)]
         if self.stage not in stages:
             return []

@@ -59,8 +59,12 @@ class Budget:
         self._balance = min(self._balance + settings.ratio, settings.reserve)
 
     def take(self, now_ns: int) -> int | None:
-        """Take one. Returns how long to wait before it is used, ns, so that a crowd comes spread
-        out; None when all is spent, and then nothing was taken."""
+        """Take one.
+
+        Returns:
+            How long to wait before it is used, ns, so that a crowd comes spread out; None when all
+            is spent, and then nothing was taken.
+        """
         self._fill(now_ns)
         left = self._balance - 1
         per_s, wait_ns = self._settings.per_s, 0
@@ -89,8 +93,11 @@ RESERVE_NS = NS_PER_S
 
 
 class SpareTime:
-    """Accounts of instances. `names`: Instances that only decode; all others have as much time as
-    is asked for."""
+    """Accounts of instances.
+
+    Args:
+        names: Instances that only decode; all others have as much time as is asked for.
+    """
 
     def __init__(self, names: list[str]) -> None:
         self._balance_ns = dict.fromkeys(names, float(RESERVE_NS))

@@ -206,8 +206,11 @@ class Quarantine:
     def killed(self, digest: bytes, death: Death, num_legs: int, now_ns: int) -> None:
         """An engine died with this prompt in it, before its first token.
 
-        Requests with the same prompt report the same death; it counts once. `num_legs`: Requests
-        that the engine had when it died, this one included."""
+        Requests with the same prompt report the same death; it counts once.
+
+        Args:
+            num_legs: Requests that the engine had when it died, this one included.
+        """
         self._running.discard(digest)
         self._window = 1
         suspect = self._suspects.setdefault(digest, _Suspect())

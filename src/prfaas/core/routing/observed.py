@@ -117,8 +117,11 @@ class _Octave:
 
 
 class LengthTimes:
-    """Observed times of one cluster. `settings`: Minimum number of observations, their age, and the
-    error that refutes them."""
+    """Observed times of one cluster.
+
+    Args:
+        settings: Minimum number of observations, their age, and the error that refutes them.
+    """
 
     def __init__(self, settings: CalibrationSettings) -> None:
         self._settings = settings
@@ -139,8 +142,11 @@ class LengthTimes:
         return is_recent and self.num_samples >= settings.num_min
 
     def estimate(self, own_ns: int, queued_ns: int, now_ns: int) -> Estimate | None:
-        """Estimate the time of a request; None without observations. `queued_ns`: Nominal work of
-        its instance, this one's included."""
+        """Estimate the time of a request; None without observations.
+
+        Args:
+            queued_ns: Nominal work of its instance, this one's included.
+        """
         own = own_ns.bit_length()
         known = {
             place: octave
@@ -322,7 +328,11 @@ class NominalWork(NamedTuple):
 
 
 class FirstTokens:
-    """Observes first tokens; compares both paths of a request. `local`: Name of the PD cluster."""
+    """Observes first tokens; compares both paths of a request.
+
+    Args:
+        local: Name of the PD cluster.
+    """
 
     def __init__(self, local: str) -> None:
         self._local, self._rates = local, ObservedRates()

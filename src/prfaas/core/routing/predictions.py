@@ -368,8 +368,11 @@ def _with_states(costs: Costs, num_tokens: int, num_bytes: int, spacing: int) ->
 
 
 class ScaledBytes(CostModel):
-    """Costs of a plan whose bytes are multiplied by a factor; times are the plan's. `factor`: Above
-    0."""
+    """Costs of a plan whose bytes are multiplied by a factor; times are the plan's.
+
+    Args:
+        factor: Above 0.
+    """
 
     __slots__ = ("_costs", "_factor")
 

@@ -81,8 +81,11 @@ class _Site:
 
 
 class EngineQueue:
-    """Requests of sites that wait for engines, and those that run. `slots`: Requests that each
-    engine gets at a time, by its name."""
+    """Requests of sites that wait for engines, and those that run.
+
+    Args:
+        slots: Requests that each engine gets at a time, by its name.
+    """
 
     def __init__(self, slots: Mapping[str, int]) -> None:
         self._slots = dict(slots)
@@ -99,8 +102,11 @@ class EngineQueue:
         """Sum of the shares of all sites."""
 
     def agree(self, contracts: Iterable[Contract]) -> list[int]:
-        """Set the contracts from now on. Returns jobs of sites without a contract, waiting or
-        running: the caller ends them."""
+        """Set the contracts from now on.
+
+        Returns:
+            Jobs of sites without a contract, waiting or running: the caller ends them.
+        """
         new = {each.site: each for each in contracts}
         self._shares = sum(each.share for each in new.values()) or 1.0
         for name, contract in new.items():
@@ -116,9 +122,12 @@ class EngineQueue:
         return [number for number, job in self._jobs.items() if job.site not in new]
 
     def refuses(self, site: str, coming: Mapping[str, int]) -> QueueRefusal | None:
-        """Return why a site may not send what it sends; for use before a prompt is read. `coming`:
-        Requests of it that are not here yet, by engine. As many as there are free slots need no
-        place in the queue."""
+        """Return why a site may not send what it sends; for use before a prompt is read.
+
+        Args:
+            coming: Requests of it that are not here yet, by engine. As many as there are free slots
+                need no place in the queue.
+        """
         known = self._sites.get(site)
         if known is None:
             return QueueRefusal.NO_CONTRACT
@@ -164,9 +173,12 @@ class EngineQueue:
         return min((wait for wait in waits if wait), default=None)
 
     def leave(self, job: int, computed: int | None, now_ns: int) -> None:
-        """Remove a request that has ended, or does not wait any longer. `computed`: Tokens that the
-        engine computed for it; None if it ended without an answer: then all of its prompt, and its
-        time. Not used for one that has not started."""
+        """Remove a request that has ended, or does not wait any longer.
+
+        Args:
+            computed: Tokens that the engine computed for it; None if it ended without an answer:
+                then all of its prompt, and its time. Not used for one that has not started.
+        """
         gone = self._jobs.pop(job)
         site = self._sites.get(gone.site)
         cost = gone.tokens

@@ -42,7 +42,10 @@ def agreed(choice: LinkEncryption, names: Iterable[str]) -> LinkEncryption:
     """Return the protection that a receiver with this choice selects.
 
     Blocks go readable only if both ends chose that, and by TLS if one end chose TLS or is older.
-    `names`: Of the sender's hello."""
+
+    Args:
+        names: Of the sender's hello.
+    """
     known = frozenset(names)
     for usable in _USABLE[choice]:
         if WIRE_NAMES[usable] in known:

@@ -124,8 +124,11 @@ class _Lane:
 class LinkShare:
     """Shares a link between transfers, and remembers what is in flight.
 
-    A take costs time in proportion to the transfers that have something to send. `fragment_bytes`:
-    Largest fragment; may be changed at any time."""
+    A take costs time in proportion to the transfers that have something to send.
+
+    Args:
+        fragment_bytes: Largest fragment; may be changed at any time.
+    """
 
     def __init__(self, fragment_bytes: int) -> None:
         self.fragment_bytes = self.first_fragment_bytes = fragment_bytes
@@ -205,7 +208,11 @@ class LinkShare:
 
     def take(self, connection: int, now_ns: int = 0) -> Fragment | None:
         """Return the next fragment of a connection; it counts as in flight; returns none if there
-        is nothing to send. `now_ns`: Monotonic; what tenants' rates are measured by."""
+        is nothing to send.
+
+        Args:
+            now_ns: Monotonic; what tenants' rates are measured by.
+        """
         while (lane := self._next_lane(now_ns)) is not None:
             fragment = self._cut(lane)
             lane.waiting_bytes -= fragment.num_bytes

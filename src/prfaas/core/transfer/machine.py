@@ -88,8 +88,14 @@ class Machine(ABC):
         self.story = Story()
 
     def step(self, event: TransferInput, now_ns: int) -> list[TransferAction]:
-        """Take an event. `now_ns`: Time, not before that of the last step. Returns what to do, in
-        order; nothing for an event that is late."""
+        """Take an event.
+
+        Args:
+            now_ns: Time, not before that of the last step.
+
+        Returns:
+            What to do, in order; nothing for an event that is late.
+        """
         self._now_ns, self._actions = now_ns, []
         stage = self._take(event)
         about = type(event), event.peer, event.transfer_id
@@ -98,8 +104,11 @@ class Machine(ABC):
         return self._actions
 
     def validate(self) -> None:
-        """Check what has to hold between two steps. `AssertionError`: It does not; the message has
-        the story."""
+        """Check what has to hold between two steps.
+
+        Raises:
+            AssertionError: It does not; the message has the story.
+        """
         for what, holds in self._invariants():
             if not holds:
                 raise AssertionError("\n".join([what, *self.story.lines()]))

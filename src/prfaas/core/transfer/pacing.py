@@ -76,8 +76,11 @@ class Pace(NamedTuple):
 
 
 class Pacer:
-    """The ceiling of one link. `budget_bits_per_s`: The operator's limit; the ceiling is never
-    above it. 0 is no limit."""
+    """The ceiling of one link.
+
+    Args:
+        budget_bits_per_s: The operator's limit; the ceiling is never above it. 0 is no limit.
+    """
 
     def __init__(self, budget_bits_per_s: int = 0) -> None:
         self._budget = budget_bits_per_s

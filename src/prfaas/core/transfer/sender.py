@@ -45,8 +45,11 @@ class Outgoing:
 
 
 class Sender(Machine, kinds=on.SENT):
-    """The transfers that a pool sends to one peer. `grace_ns`: Wait of transfers for a link that
-    broke. One that never was up is not waited for."""
+    """The transfers that a pool sends to one peer.
+
+    Args:
+        grace_ns: Wait of transfers for a link that broke. One that never was up is not waited for.
+    """
 
     def __init__(self, peer: str, grace_ns: int) -> None:
         super().__init__()

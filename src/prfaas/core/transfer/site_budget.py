@@ -81,8 +81,14 @@ def demand(backlog_bytes: int, goodput_bits_per_s: int) -> float:
 
 def allocate(budget_bits_per_s: int, demands: Mapping[str, float]) -> dict[str, int]:
     """Divide a budget by max-min fairness: nobody can have more without taking it from one that has
-    less. `demands`: Rates that holders ask for. Returns rates whose sum is at most the budget. What
-    nobody asks for is divided equally."""
+    less.
+
+    Args:
+        demands: Rates that holders ask for.
+
+    Returns:
+        Rates whose sum is at most the budget. What nobody asks for is divided equally.
+    """
     if not demands:
         return {}
     least = IDLE_SHARE * budget_bits_per_s / len(demands)
@@ -129,9 +135,12 @@ class LeaseBook:
         self._begins_at_ns = now_ns + LEASE_NS
 
     def heard(self, name: str, wanted_bits_per_s: float, heard_at_ns: int) -> None:
-        """Record the last report of a holder; of other names nothing. `heard_at_ns`: When the last
-        ping was sent that it answered. This confirms the lease of that very time: an earlier one
-        may have been lost with its connection."""
+        """Record the last report of a holder; of other names nothing.
+
+        Args:
+            heard_at_ns: When the last ping was sent that it answered. This confirms the lease of
+                that very time: an earlier one may have been lost with its connection.
+        """
         if (holder := self._holders.get(name)) is not None:
             self._never_heard.discard(name)
             holder.heard_at_ns, holder.demand = heard_at_ns, wanted_bits_per_s
@@ -203,8 +212,11 @@ class LeaseBook:
 
 
 class HeldLeases:
-    """Leases of a pool node, by the gateway that gave them. `num_holders`: Pool nodes of the
-    site."""
+    """Leases of a pool node, by the gateway that gave them.
+
+    Args:
+        num_holders: Pool nodes of the site.
+    """
 
     def __init__(self, budget_bits_per_s: int, num_holders: int) -> None:
         self._budget = budget_bits_per_s

@@ -180,8 +180,11 @@ class Measured:
     controls: frozenset[CongestionControl]
 
     def gaps(self, path: TcpPath, transport: TcpEnds, link_bits_per_s: float) -> list[str]:
-        """Return the requirements of a link beyond the measurements, as text. `link_bits_per_s`:
-        What the link has to carry."""
+        """Return the requirements of a link beyond the measurements, as text.
+
+        Args:
+            link_bits_per_s: What the link has to carry.
+        """
         each = link_bits_per_s / transport.num_nodes
         in_flight = each * path.rtt_s / BITS_PER_BYTE
         beyond = {
@@ -261,8 +264,11 @@ def budget_for(probes: Sequence[Probe]) -> int:
 
 
 def advise(probes: Sequence[Probe], host: SendingHost) -> list[str]:
-    """Advice for the operator, one or two sentences for each point. `host`: Where they were sent
-    from."""
+    """Advice for the operator, one or two sentences for each point.
+
+    Args:
+        host: Where they were sent from.
+    """
     best = best_of(probes)
     advice = [
         f"connections = {best.num_connections} is enough for what this path has to give",

@@ -165,8 +165,11 @@ class Transfer:
             self.first_block_at_ns = now_ns
 
     def apply(self, event: TransferEvent | TransferEnd, detail: str = "") -> bool:
-        """Advance the state, or end the transfer. Returns whether the state changed; False for what
-        is late or comes a second time."""
+        """Advance the state, or end the transfer.
+
+        Returns:
+            Whether the state changed; False for what is late or comes a second time.
+        """
         following = TRANSITIONS.get((self.state, event))
         if following is None:
             return False

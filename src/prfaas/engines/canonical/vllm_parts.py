@@ -54,8 +54,11 @@ class KernelPages(msgspec.Struct, frozen=True):
         return f"{self.pieces} kernel blocks in the order {self.order}"
 
     def words_of(self, spec: Any) -> str:
-        """Everything that determines the order of the bytes in a page of a layer. `spec`: vLLM's
-        description of the layer."""
+        """Everything that determines the order of the bytes in a page of a layer.
+
+        Args:
+            spec: vLLM's description of the layer.
+        """
         if _is_latent(spec):
             return "rows of tokens" if _has_rows_of_tokens(spec) else self.words
         return self.words if self.order.startswith("H") else "rows of tokens"
@@ -88,7 +91,11 @@ class Division:
 
 def layer_parts(spec: Any, division: Division) -> LayerParts:
     """Return the parts of a layer; CannotConvertError if the layer's kind or shape is not known
-    well enough. `spec`: vLLM's description of the layer at one rank (`KVCacheSpec`)."""
+    well enough.
+
+    Args:
+        spec: vLLM's description of the layer at one rank (`KVCacheSpec`).
+    """
     if hasattr(spec, "shapes"):
         return _state(spec, division)
     if not hasattr(spec, "head_size"):

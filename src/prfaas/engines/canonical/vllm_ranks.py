@@ -130,8 +130,12 @@ def memory_of(found: os.stat_result) -> Memory:
 def kernel_pages(
     kv_cache_config: KVCacheConfig, caches: Mapping[str, Any]
 ) -> dict[str, KernelPages]:
-    """Return the order of a rank's pages, by layer. `caches`: The cache of each layer, `[B, H, N,
-    C]` with B in kernel blocks, as vLLM registers it."""
+    """Return the order of a rank's pages, by layer.
+
+    Args:
+        caches: The cache of each layer, `[B, H, N, C]` with B in kernel blocks, as vLLM registers
+            it.
+    """
     found: dict[str, KernelPages] = {}
     for number, group in enumerate(kv_cache_config.kv_cache_groups):
         for layer, spec in zip(

@@ -63,7 +63,10 @@ def check_version() -> str:
 
 def resolved_configuration() -> dict[str, Any]:
     """Return SGLang's configuration of this process by dotted name, after all its rules.
-    `ConfigError`: This process serves no model."""
+
+    Raises:
+        ConfigError: This process serves no model.
+    """
     from sglang.srt.runtime_context import get_context
 
     try:

@@ -70,8 +70,14 @@ class HostRows:
 
 
 def host_rows(pool: Any, name: str) -> HostRows:
-    """Describe a host pool of SGLang (`HostKVCache`). `name`: Of the pool, for messages.
-    `ConfigError`: It is not in shared memory, or its pages do not lie at equal distances in it."""
+    """Describe a host pool of SGLang (`HostKVCache`).
+
+    Args:
+        name: Of the pool, for messages.
+
+    Raises:
+        ConfigError: It is not in shared memory, or its pages do not lie at equal distances in it.
+    """
     descriptor = getattr(pool, "fd", None)
     if descriptor is None:
         raise ConfigError(
@@ -151,7 +157,11 @@ def check_nodes(num_nodes: int) -> None:
 
 def check_features(values: Mapping[str, Any]) -> None:
     """Refuse features whose pages mean something that their names do not say; ConfigError if there
-    is one. `values`: SGLang's resolved configuration by dotted name."""
+    is one.
+
+    Args:
+        values: SGLang's resolved configuration by dotted name.
+    """
     if values.get("spec.speculative_algorithm"):
         raise ConfigError(
             f"speculative decoding ({values['spec.speculative_algorithm']}) names pages by pairs "

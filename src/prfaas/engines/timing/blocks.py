@@ -46,8 +46,11 @@ class DrawnAnswer:
     """Draws the tokens of one choice; each follows from all tokens before it.
 
     So an answer that is continued on another engine, from the prompt and what has been sent,
-    continues as it would have. `choice`: Number of the choice among different ones; 0 for the
-    first."""
+    continues as it would have.
+
+    Args:
+        choice: Number of the choice among different ones; 0 for the first.
+    """
 
     def __init__(self, prompt: Sequence[int], stain: bytes = CLEAN, choice: int = 0) -> None:
         self._state = blake3.blake3(stain + struct.pack("<I", choice) if stain or choice else b"")
@@ -146,7 +149,11 @@ class Rows:
         self._queue: deque[tuple[int, asyncio.Future[list[int]]]] = deque()
 
     async def take(self, count: int) -> list[int]:
-        """Wait for free rows. `count`: How many; at most `num_rows`."""
+        """Wait for free rows.
+
+        Args:
+            count: How many; at most `num_rows`.
+        """
         if not self._queue and count <= len(self._free):
             return self._pop(count)
         taken: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
@@ -170,7 +177,11 @@ class Rows:
                 taken.set_result(self._pop(count))
 
     def hello(self, facts: dict[str, str]) -> EngineHello:
-        """First message to the pool node. `facts`: Facts of the layout id."""
+        """First message to the pool node.
+
+        Args:
+            facts: Facts of the layout id.
+        """
         return EngineHello(
             engine=self._name,
             layout=layout_spec(self._layout),

@@ -13,8 +13,11 @@ ID_BYTES = 8
 
 
 class DeviceCache:
-    """Blocks by their hash, least recently used first out. `events`: Observer of added and removed
-    blocks."""
+    """Blocks by their hash, least recently used first out.
+
+    Args:
+        events: Observer of added and removed blocks.
+    """
 
     def __init__(self, layout: Layout, capacity_blocks: int, events: Events) -> None:
         self._layout, self._events = layout, events

@@ -57,8 +57,11 @@ class HostSettings:
 
 
 class InstanceHost:
-    """Runs instances. `ConfigError`: The model's name does not contain "timing", or plan or
-    tokenizer are missing."""
+    """Runs instances.
+
+    Raises:
+        ConfigError: The model's name does not contain "timing", or plan or tokenizer are missing.
+    """
 
     def __init__(self, settings: HostSettings) -> None:
         if TIMING_MARK not in settings.model.lower():

@@ -131,8 +131,11 @@ class TimedInstance:
         return self.scheduler.num_waiting + self.num_loading
 
     async def generate(self, work: PromptWork) -> AsyncIterator[int]:
-        """Compute a prompt and its answers. Yields tokens of each answer so far, whenever there are
-        more. Leaving early gives it up."""
+        """Compute a prompt and its answers.
+
+        Yields:
+            Tokens of each answer so far, whenever there are more. Leaving early gives it up.
+        """
         work.hashes = self._chain(work.tokens, work.cache_salt)
         if self.tier is not None:
             self.tier.begin(work.request, work.order, work.hashes)

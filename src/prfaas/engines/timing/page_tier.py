@@ -106,8 +106,11 @@ class PageTier:
         return set()
 
     async def load(self, request: str, keys: list[BlockKey]) -> list[tuple[BlockKey, bytes]] | None:
-        """Bring pages here. Returns every page's bytes as they came; None when one was not there
-        any more."""
+        """Bring pages here.
+
+        Returns:
+            Every page's bytes as they came; None when one was not there any more.
+        """
         found: list[tuple[BlockKey, bytes]] = []
         for start in range(0, len(keys), self._batch):
             part = keys[start : start + self._batch]

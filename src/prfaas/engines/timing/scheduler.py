@@ -52,8 +52,12 @@ class Step:
 
 
 class Scheduler:
-    """The queue and the batch of one instance; no clock. `on_start`: Called with a sequence whose
-    prefill is about to start; it may have more cached by now than when it was added."""
+    """The queue and the batch of one instance; no clock.
+
+    Args:
+        on_start: Called with a sequence whose prefill is about to start; it may have more cached
+            by now than when it was added.
+    """
 
     def __init__(
         self, profile: InstanceProfile, on_start: Callable[[Sequence], None] = lambda _: None

@@ -119,8 +119,11 @@ class TimingTier:
             self._send(push.announcement(hashes))
 
     def finish(self, request: str, hashes: list[bytes]) -> None:
-        """A request is over, and all its stores were asked for. `hashes`: Hash chain of its
-        prompt."""
+        """A request is over, and all its stores were asked for.
+
+        Args:
+            hashes: Hash chain of its prompt.
+        """
         self._requests.end(request)
         self.computed(request, hashes)
 
@@ -188,8 +191,11 @@ class TimingTier:
     # Jobs
 
     async def load(self, request: str, keys: list[BlockKey]) -> list[tuple[BlockKey, bytes]] | None:
-        """Bring blocks here. Returns every block's bytes as they came; None when one was not there
-        any more."""
+        """Bring blocks here.
+
+        Returns:
+            Every block's bytes as they came; None when one was not there any more.
+        """
         found: list[tuple[BlockKey, bytes]] = []
         for start in range(0, len(keys), self._batch):
             part = keys[start : start + self._batch]
@@ -211,7 +217,10 @@ class TimingTier:
         self, request: str, blocks: list[NewBlock], hashes: list[bytes], cache_salt: str | None
     ) -> None:
         """Hand blocks over to the pool node, and have them pushed if the request wants it.
-        `hashes`: Hash chain of all that it has used."""
+
+        Args:
+            hashes: Hash chain of all that it has used.
+        """
         sources, tenant = self.lineage.sources(hashes), tenant_tag(cache_salt)
         self._outbox.put_nowait(_New(request, blocks, sources, self._era, tenant))
 

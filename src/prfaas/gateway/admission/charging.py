@@ -19,8 +19,11 @@ request allows nor the rest of the model's length is a bound to charge a client 
 
 
 class Charging:
-    """Charges output when a request is admitted, and settles that when it ends. `probes`: Of
-    engines, for the tokens that they count."""
+    """Charges output when a request is admitted, and settles that when it ends.
+
+    Args:
+        probes: Of engines, for the tokens that they count.
+    """
 
     def __init__(self, probes: EngineProbes) -> None:
         probes.on_made = self.made

@@ -104,7 +104,10 @@ class Holding:
 
     def check(self, num_sequences: int) -> None:
         """Refuse a request that would need the slots that are reserved for other tenants.
-        `RequestError`: 400."""
+
+        Raises:
+            RequestError: 400.
+        """
         most = self._capacity().num_slots if self._is_on else 0
         if most and num_sequences > widest(most):
             raise bad(

@@ -66,8 +66,11 @@ def as_deployed(client: ClientRequest, deployment: Deployment) -> ClientRequest:
 
 
 class CompletionService:
-    """Serves chat and completions. `error_s`: Time limit for a client to read the error that ends
-    its stream, seconds."""
+    """Serves chat and completions.
+
+    Args:
+        error_s: Time limit for a client to read the error that ends its stream, seconds.
+    """
 
     def __init__(
         self,

@@ -202,8 +202,11 @@ class Engines(EngineConnections):
 
     async def forget(self, engine: Engine) -> bool:
         """Have an engine drop all blocks that it holds; it begins what is under way anew;
-        EngineError if it does not answer, or has no such endpoint. Returns False if it cannot just
-        now, as while blocks are loaded into it."""
+        EngineError if it does not answer, or has no such endpoint.
+
+        Returns:
+            False if it cannot just now, as while blocks are loaded into it.
+        """
         try:
             async with (
                 asyncio.timeout(FORGET_S),

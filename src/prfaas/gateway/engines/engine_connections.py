@@ -64,8 +64,11 @@ class EngineConnections:
         self, engine: Engine, path: str, body: JsonObject, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Run one leg. Leaving with an error, or once the caller has closed the answer, closes the
-        connection, which makes the engine abort. `EngineUnreachableError`: There was no connection
-        or no answer."""
+        connection, which makes the engine abort.
+
+        Raises:
+            EngineUnreachableError: There was no connection or no answer.
+        """
         return self._kept(self.open(engine, path, body, headers))
 
     @asynccontextmanager

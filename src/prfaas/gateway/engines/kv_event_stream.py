@@ -230,8 +230,12 @@ class EngineFeed:
             self._apply(seq, payload)
 
     def end_replay(self) -> bool:
-        """There is no more. Returns False if what was known does not go on: it is forgotten, and a
-        replay of everything has to be asked for."""
+        """There is no more.
+
+        Returns:
+            False if what was known does not go on: it is forgotten, and a replay of everything has
+            to be asked for.
+        """
         if self._is_other or (not self._is_replayed and self._last is not None):
             self._forget()
             return False

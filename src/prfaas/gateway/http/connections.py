@@ -78,8 +78,11 @@ class ClientTls:
         return cls(table) if table else None
 
     def renew(self) -> None:
-        """Show new connections what the files hold at this moment. `ConfigError`: They cannot be
-        used; the certificate of before is kept."""
+        """Show new connections what the files hold at this moment.
+
+        Raises:
+            ConfigError: They cannot be used; the certificate of before is kept.
+        """
         self._seen = self._state()
         server_context(self._table)  # whole and consistent, before the one in use is touched
         _load(self.context, self._table)

@@ -108,8 +108,11 @@ def _headers(error: Exception, status: int) -> Mapping[str, str]:
 
 
 def retry_headers(status: int, said: str = "") -> Mapping[str, str]:
-    """Value of `Retry-After` of an answer with this status. `said`: `Retry-After` of the engine;
-    ignored unless whole seconds."""
+    """Value of `Retry-After` of an answer with this status.
+
+    Args:
+        said: `Retry-After` of the engine; ignored unless whole seconds.
+    """
     if status not in _TRANSIENT:
         return {}
     if not _SECONDS.fullmatch(said):

@@ -26,8 +26,11 @@ def make_ready(num_ids: int) -> None:
 
 
 def ids_to_json(ids: array[int]) -> bytes:
-    """An array of integers. Short ones have spaces before them, as JSON allows. `ids`: Unsigned, of
-    32 bits."""
+    """An array of integers. Short ones have spaces before them, as JSON allows.
+
+    Args:
+        ids: Unsigned, of 32 bits.
+    """
     if not ids:
         return b"[]"
     numbers = np.frombuffer(ids, np.uint32)

@@ -136,8 +136,12 @@ T = TypeVar("T")
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The body of a request. `RequestError`: 400, its Content-Encoding is invalid; 408, it does not
-    arrive; 413, it is larger than allowed; 415, its Content-Encoding is not supported."""
+    """The body of a request.
+
+    Raises:
+        RequestError: 400, its Content-Encoding is invalid; 408, it does not arrive; 413, it is
+            larger than allowed; 415, its Content-Encoding is not supported.
+    """
     most, said = request.client_max_size, request.content_length
     coding = request.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower()
     if coding not in _CODINGS:
@@ -215,8 +219,11 @@ def _too_large(bytes_max: int) -> RequestError:
 
 
 async def read_small(request: web.Request, bytes_max: int) -> bytes:
-    """The body of a request that has no reason to be large. `RequestError`: 413, it has more than
-    `bytes_max` bytes; 408, it does not come."""
+    """The body of a request that has no reason to be large.
+
+    Raises:
+        RequestError: 413, it has more than `bytes_max` bytes; 408, it does not come.
+    """
     said = request.content_length or 0
     data = b"" if said > bytes_max else await read_body(request)
     if max(said, len(data)) > bytes_max:
@@ -226,8 +233,11 @@ async def read_small(request: web.Request, bytes_max: int) -> bytes:
 
 async def read(request: web.Request, parse: Callable[[bytes], T]) -> T:
     """Return the result of `parse` for the body of a request; for a large one on another thread.
-    `RequestError`: 415, it is not JSON by its Content-Type; 400, `parse` refuses it; and those of
-    `read_body`."""
+
+    Raises:
+        RequestError: 415, it is not JSON by its Content-Type; 400, `parse` refuses it; and those of
+            `read_body`.
+    """
     if hdrs.CONTENT_TYPE in request.headers and not _JSON.fullmatch(request.content_type):
         raise RequestError(
             f"Content-Type {request.content_type[:40]!r} is not supported; send application/json",
@@ -240,8 +250,11 @@ async def read(request: web.Request, parse: Callable[[bytes], T]) -> T:
 
 
 def query_number(request: web.Request, name: str, default: int, low: int, high: int) -> int:
-    """A whole number of a request's query, or `default` if absent. `RequestError`: 400, it is not a
-    whole number, or not from `low` to `high`."""
+    """A whole number of a request's query, or `default` if absent.
+
+    Raises:
+        RequestError: 400, it is not a whole number, or not from `low` to `high`.
+    """
     text = request.query.get(name, str(default))
     value = int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX else -1
     if not low <= value <= high:

@@ -71,8 +71,11 @@ class EventDecoder:
         self._num_bytes = 0
 
     def feed(self, received: bytes) -> list[bytes]:
-        """Take the next bytes; AnswerTooLongError if an event is longer than the limit. Returns
-        data of the events that these bytes complete, in order."""
+        """Take the next bytes; AnswerTooLongError if an event is longer than the limit.
+
+        Returns:
+            Data of the events that these bytes complete, in order.
+        """
         *lines, rest = received.split(b"\n")
         if lines and self._line_parts:
             lines[0] = b"".join((*self._line_parts, lines[0]))

@@ -40,7 +40,10 @@ class Control:
 
     def set_threshold(self, tokens: int | None, link: tuple[str, str] | None) -> list[ChangeEntry]:
         """Set the threshold of a link, or of all; no loop moves it until `tokens` is None.
-        `RequestError`: There is no such link, or it connects two hosts of one cluster."""
+
+        Raises:
+            RequestError: There is no such link, or it connects two hosts of one cluster.
+        """
         one = None if link is None else self._link(*link)
         if one is not None and one.is_in_site:
             raise RequestError(

@@ -140,8 +140,11 @@ def _by_pressure(found: Pressures, pressed: str) -> tuple[str, dict[str, Number]
 
 
 class LeaseGiver:
-    """Gives out the budgets of all sites that have one. `sites`: Budget of each, bits a second, and
-    the names of its pool nodes."""
+    """Gives out the budgets of all sites that have one.
+
+    Args:
+        sites: Budget of each, bits a second, and the names of its pool nodes.
+    """
 
     def __init__(
         self,

@@ -60,7 +60,10 @@ def why_not_early(client: ClientRequest) -> str:
 
 def why_not_relay(client: ClientRequest, setting: str) -> str:
     """Return why the engine that prefills makes no token after the first; empty if it may.
-    `setting`: `routing.relay_decode`."""
+
+    Args:
+        setting: `routing.relay_decode`.
+    """
     if setting == "off":
         return "off"
     if not client.stream:

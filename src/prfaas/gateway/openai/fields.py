@@ -256,8 +256,12 @@ def is_control(name: str) -> bool:
 
 
 def allowed(body: JsonObject, more: Collection[str] = ()) -> JsonObject:
-    """A body without the fields that are for no engine; RequestError (400), naming the fields that
-    are not allowed. `more`: Fields that the operator allows besides."""
+    """A body without the fields that are for no engine; RequestError if 400, naming the fields that
+    are not allowed.
+
+    Args:
+        more: Fields that the operator allows besides.
+    """
     known = KNOWN_FIELDS.union(more)
     taken = known.union(DROPPED_FIELDS, REFUSED)
     unknown = [

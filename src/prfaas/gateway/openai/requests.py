@@ -251,7 +251,13 @@ def parse_object(data: bytes) -> JsonObject:
 
 def check_model(body: JsonObject, model: str, adapters: Collection[str] = ()) -> bool:
     """Check that the model that is asked for is served; put in its name if none is asked for.
-    Returns True if it is an adapter. `RequestError`: 404."""
+
+    Returns:
+        True if it is an adapter.
+
+    Raises:
+        RequestError: 404.
+    """
     wanted = body.get("model")
     if wanted is not None and not isinstance(wanted, str):
         raise bad(f"model must be a string, got {shown(wanted)}", "model")
@@ -271,8 +277,11 @@ def check_model(body: JsonObject, model: str, adapters: Collection[str] = ()) ->
 def _fields(
     body: JsonObject, kind: type[ChatFields | CompletionFields]
 ) -> tuple[JsonObject, ChatFields | CompletionFields]:
-    """A body with its values as the engines take them, and its fields. `RequestError`: 400, naming
-    the field, its value and what it must be."""
+    """A body with its values as the engines take them, and its fields.
+
+    Raises:
+        RequestError: 400, naming the field, its value and what it must be.
+    """
     try:
         return body, typed(body, kind)
     except RequestError:
@@ -338,8 +347,11 @@ def _typed_prompts(prompt: object) -> list[str | list[int]]:
 
 
 def token_ids(ids: object, vocab_size: int, param: str) -> list[int]:
-    """Token ids of a client. `RequestError`: 400, naming the field: some are no integers, or not in
-    the vocabulary."""
+    """Token ids of a client.
+
+    Raises:
+        RequestError: 400, naming the field: some are no integers, or not in the vocabulary.
+    """
     try:
         found: list[int] = typed(ids, list[int], param)
     except RequestError:

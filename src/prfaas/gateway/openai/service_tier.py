@@ -26,8 +26,11 @@ class Services:
     """False where the deployment has no classes: then names are ignored."""
 
     def named(self, wanted: object) -> ServiceClass | None:
-        """The class of a request by its `service_tier`. `RequestError`: 400, there is no such
-        class, or the tenant may not name it."""
+        """The class of a request by its `service_tier`.
+
+        Raises:
+            RequestError: 400, there is no such class, or the tenant may not name it.
+        """
         if not self.is_on or wanted is None or wanted in RESERVED:
             return self.usual
         found = self.allowed.get(wanted) if isinstance(wanted, str) else None

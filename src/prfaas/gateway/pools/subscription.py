@@ -97,8 +97,11 @@ class Subscription:
         self._tell(PoolView())
 
     def receive(self, message: AnyMessage) -> None:
-        """Apply the next message of the stream. `PeerError`: It may not come now: events before the
-        snapshot's end, a gap, an unknown one."""
+        """Apply the next message of the stream.
+
+        Raises:
+            PeerError: It may not come now: events before the snapshot's end, a gap, an unknown one.
+        """
         match message:
             case Ping():
                 return

@@ -39,8 +39,11 @@ NAMED_MAX = 4
 
 
 class Driver(DispatcherBooks):
-    """Keeps the dispatcher's view of the deployment up to date, and asks it. `calibration`: Limits
-    of the corrections of predictions; None takes the usual ones."""
+    """Keeps the dispatcher's view of the deployment up to date, and asks it.
+
+    Args:
+        calibration: Limits of the corrections of predictions; None takes the usual ones.
+    """
 
     def __init__(
         self,
@@ -236,7 +239,11 @@ class Driver(DispatcherBooks):
 
     def choose_decode(self, number: int, avoid: str = "") -> str | None:
         """The engine that decodes a request, chosen when first asked for; returns none when nobody
-        can, or the request is over. `avoid`: Engine that was tried already."""
+        can, or the request is over.
+
+        Args:
+            avoid: Engine that was tried already.
+        """
         if self.split is None:
             return self.dispatcher.requests.choose_decode(number)
         tried = decode_name(avoid) if avoid else ""
@@ -300,7 +307,10 @@ class Driver(DispatcherBooks):
 
     def parts_behind(self, reason: Reason, cluster: str) -> str:
         """Return the parts that are behind an obstacle on the way to a PrfaaS cluster, as text.
-        Returns up to `NAMED_MAX` names; "" if the reason does not come from a part."""
+
+        Returns:
+            Up to `NAMED_MAX` names; "" if the reason does not come from a part.
+        """
         engines = self.states.of(cluster)
         if reason is Reason.NO_PREFILL_INSTANCE:
             found = (

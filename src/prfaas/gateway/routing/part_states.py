@@ -30,7 +30,11 @@ class PoolView:
 
 
 class EngineStates:
-    """Engines that take new requests. `clusters`: Cluster of each engine by name."""
+    """Engines that take new requests.
+
+    Args:
+        clusters: Cluster of each engine by name.
+    """
 
     def __init__(self, clusters: Mapping[str, str]) -> None:
         self.cluster_of = dict(clusters)

@@ -342,8 +342,12 @@ class StreamHandover:
         self, exchange: Exchange, plan: RoutedPrompt
     ) -> tuple[ClientRequest, EncodedPrompt]:
         """Rest of a stream after the loss of its engine; EngineError if it is unknown which text
-        the client has. Returns the rest of the request, and its prompt with the tokens so far.
-        Nothing is left if the engine held back a stop string: `exchange.is_answered`."""
+        the client has.
+
+        Returns:
+            The rest of the request, and its prompt with the tokens so far. Nothing is left if the
+            engine held back a stop string: `exchange.is_answered`.
+        """
         answer = exchange.answer
         assert answer is not None  # noqa: S101 (others are not continued)
         try:

@@ -156,8 +156,14 @@ class PrefillLeg:
         cache_salt: str,
         awaited: TransferView | None = None,
     ) -> int | None:
-        """Compute a prompt without a hand-off. `awaited`: Blocks in transit to `engine`. Returns
-        prompt tokens that were cached; None if the engine does not compute it."""
+        """Compute a prompt without a hand-off.
+
+        Args:
+            awaited: Blocks in transit to `engine`.
+
+        Returns:
+            Prompt tokens that were cached; None if the engine does not compute it.
+        """
         order = wait_order(awaited, self.limits.transfer_timeout // NS_PER_MS)
         body = prefill_body(self.model, EncodedPrompt([token_ids], [], cache_salt), order)
         try:
@@ -314,8 +320,11 @@ class MovingBlocks:
         return shipped_bytes(plan.layout, have_tokens=have, final_tokens=final)
 
     def follow(self, plan: RoutedPrompt, view: TransferView) -> NotAsked | None:
-        """Have the blocks of a hand-off fetched as an engine without orders stores them. Returns
-        reason why they cannot be; None if they are."""
+        """Have the blocks of a hand-off fetched as an engine without orders stores them.
+
+        Returns:
+            Reason why they cannot be; None if they are.
+        """
         layout = plan.layout
         assert layout is not None  # noqa: S101 (it is what takes no orders)
         if view.stays:

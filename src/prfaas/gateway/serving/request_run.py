@@ -95,31 +95,28 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RequestServices:
-    """Services that execute the actions of all requests.
-
-    Attributes:
-        holding: Holds back what engines would only queue.
-        fleet: What the machines of all requests share.
-        ending: Ends and continues streams that engines left.
-        suspects: Keep prompts that break engines from further ones.
-        stream_head_s: A stream without a token by then gets its head, seconds.
-        stream_comment_s: Time between two comments of such a stream, seconds.
-    """
+    """Services that execute the actions of all requests."""
 
     holding: Holding
+    """Holds back what engines would only queue."""
     planner: Planner
     fleet: SharedState
+    """What the machines of all requests share."""
     engines: Engines
     prefill_leg: PrefillLeg
     decode_leg: DecodeLeg
     ending: StreamHandover
+    """Ends and continues streams that engines left."""
     movers: Movers
     rehearsal: Rehearsal
     suspects: PromptQuarantine
+    """Keep prompts that break engines from further ones."""
     facts: FactStream
     metrics: GatewayMetrics
     stream_head_s: float
+    """A stream without a token by then gets its head, seconds."""
     stream_comment_s: float
+    """Time between two comments of such a stream, seconds."""
 
 
 class Legs:

@@ -44,8 +44,11 @@ class OtherTextError(Exception):
 
 
 class StreamedAnswer:
-    """State of one answer: generated tokens, and the part sent to the client. `is_greedy`: Each
-    engine makes the same one."""
+    """State of one answer: generated tokens, and the part sent to the client.
+
+    Args:
+        is_greedy: Each engine makes the same one.
+    """
 
     def __init__(self, stops: list[str], *, is_greedy: bool = False) -> None:
         self._stops, self.is_greedy = stops, is_greedy
@@ -95,8 +98,13 @@ class StreamedAnswer:
 
     def begin(self, choice: JsonObject, *, is_last: bool) -> bool | None:
         """Prepare the first text of a prefill leg as what another engine goes on with; see `cut`.
-        `is_last`: The leg was asked for all tokens that the answer may have. Returns True if the
-        answer has ended; None if nothing can be made of it."""
+
+        Args:
+            is_last: The leg was asked for all tokens that the answer may have.
+
+        Returns:
+            True if the answer has ended; None if nothing can be made of it.
+        """
         ids, text = choice.get("token_ids"), choice.get("text")
         is_whole = choice.get("finish_reason") is not None or not self._stops
         if self.cut(choice, is_last=is_last):
@@ -168,8 +176,11 @@ class StreamedAnswer:
 
     def move(self, texts: list[str]) -> int:
         """The engine is gone: go on behind the last token whose text is complete; ValueError if
-        that is not what was sent. Returns tokens that another engine is given as a part of its
-        prompt."""
+        that is not what was sent.
+
+        Returns:
+            Tokens that another engine is given as a part of its prompt.
+        """
         whole, sent = "".join(texts), self.text
         if not whole.startswith(sent):
             raise ValueError("the tokens do not give the text that was sent")
@@ -205,8 +216,11 @@ class StreamedAnswer:
 
     def _found(self, stopped_by: str = "") -> tuple[int, str] | None:
         """Start and text of the stop string that ends first, if it begins before the seam; of those
-        that end together it is the first of the request's, as in vLLM. `stopped_by`: The stop
-        string that the engine found and cut off."""
+        that end together it is the first of the request's, as in vLLM.
+
+        Args:
+            stopped_by: The stop string that the engine found and cut off.
+        """
         text = self._waiting + stopped_by
         starts = [(text.find(stop), stop) for stop in self._stops]
         found = [(start, stop) for start, stop in starts if start >= 0]

@@ -59,8 +59,11 @@ ADAPTER = "its model is an adapter, whose KV blocks stay in the engine"
 
 
 class Planner:
-    """Decides where requests go. `copier`: Counts misses of the PD cluster; None without
-    replication."""
+    """Decides where requests go.
+
+    Args:
+        copier: Counts misses of the PD cluster; None without replication.
+    """
 
     def __init__(
         self, live: LiveParts, prompts: PromptMaker, copier: PrefixReplication | None = None
@@ -208,7 +211,11 @@ def _refused(found: RefusedRequest) -> PrfaasError:
 
 
 def check_length(client: ClientRequest, prompt: EncodedPrompt, max_model_len: int) -> None:
-    """Refuse what does not fit into the model. `RequestError`: 400, with the numbers."""
+    """Refuse what does not fit into the model.
+
+    Raises:
+        RequestError: 400, with the numbers.
+    """
     param = "messages" if client.api is Api.CHAT else "prompt"
     num_tokens = max(len(sequence) for sequence in prompt.sequences)
     limit = f"This model's maximum context length is {max_model_len} tokens."

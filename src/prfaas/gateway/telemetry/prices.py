@@ -124,7 +124,10 @@ class PriceBody(msgspec.Struct, forbid_unknown_fields=True):
 
 def change_price(market: Market | None, cluster: str, body: PriceBody) -> tuple[str, str]:
     """Apply a change; RequestError if there are no prices, no such cluster, or nothing to change.
-    Returns the terms before and after, in words."""
+
+    Returns:
+        The terms before and after, in words.
+    """
     if market is None:
         raise RequestError(
             "this deployment has no prices: set routing.plan, and [prices.CLUSTER], "

@@ -38,7 +38,11 @@ class RecentNames:
 
     Beyond the limits the oldest are forgotten: those of a tenant with more than an equal part of
     the memory if it has a new one, or else of the tenant with the most. So no tenant has those of
-    others forgotten. `bytes_max`: Limit of all; 0 keeps none."""
+    others forgotten.
+
+    Args:
+        bytes_max: Limit of all; 0 keeps none.
+    """
 
     def __init__(self, bytes_max: int, requests_max: int = REQUESTS_MAX) -> None:
         self._bytes_max, self._requests_max = bytes_max, requests_max
@@ -80,8 +84,12 @@ class RecentNames:
 
     def find(self, request_id: str) -> Recent:
         """Return the names of a request; RequestError if it is not known any more, or several begin
-        so. `request_id`: Its id, or at least PREFIX_CHARS_MIN of its first characters; after the
-        name of its tenant and a slash, only that tenant's requests are meant."""
+        so.
+
+        Args:
+            request_id: Its id, or at least PREFIX_CHARS_MIN of its first characters; after the name
+                of its tenant and a slash, only that tenant's requests are meant.
+        """
         if not self._bytes_max:
             raise RequestError(
                 "this gateway keeps no names of blocks: set gateway.request_names (a purge can "

@@ -38,8 +38,11 @@ class RequestTrace:
     """Of its transfer, once that has begun."""
 
     def of_transfer(self, record: RequestRecord) -> str:
-        """The transfer of this request begins, and its span with it. Returns W3C context for what
-        the pools do; empty if nobody records it."""
+        """The transfer of this request begins, and its span with it.
+
+        Returns:
+            W3C context for what the pools do; empty if nobody records it.
+        """
         if self.span is None:
             parent = self.headers.get("traceparent", "")
             return parent if is_sampled(parent) else ""
@@ -84,8 +87,11 @@ class RequestTrace:
 
 
 class Tracing:
-    """Sends spans to a collector, from a thread of its own. `table`: Where to; None sends nothing
-    and passes the client's context on."""
+    """Sends spans to a collector, from a thread of its own.
+
+    Args:
+        table: Where to; None sends nothing and passes the client's context on.
+    """
 
     def __init__(self, table: TracingTable | None, service: str) -> None:
         self._provider = (

@@ -56,8 +56,11 @@ class ApiKeys(Generic[T]):
     """Owners by key.
 
     The time of a lookup does not depend on the key: hashes are compared under a secret of this
-    process, so the time of comparisons reveals nothing about the stored keys. `owners`: Hashes, as
-    `key_hash` writes them, each with its owner."""
+    process, so the time of comparisons reveals nothing about the stored keys.
+
+    Args:
+        owners: Hashes, as `key_hash` writes them, each with its owner.
+    """
 
     def __init__(self, owners: Iterable[tuple[str, T]]) -> None:
         self._secret = secrets.token_bytes(KEY_BYTES)

@@ -95,8 +95,11 @@ class ChatRenderer:
 
 
 def template_variables(body: JsonObject) -> JsonObject:
-    """Return the variables of a template that a body sets. `RequestError`: 400, it sets one that
-    the gateway sets itself."""
+    """Return the variables of a template that a body sets.
+
+    Raises:
+        RequestError: 400, it sets one that the gateway sets itself.
+    """
     variables: JsonObject = dict(body.get("chat_template_kwargs") or {})
     reserved = sorted(_RESERVED_NAMES & variables.keys())
     if reserved:
@@ -112,8 +115,13 @@ def template_variables(body: JsonObject) -> JsonObject:
 
 def try_template(tokenizer: Any) -> str:
     """Render three messages, so that what is missing is found now and not by the first client.
-    Returns the text; empty if the template fails or is missing. `ConfigError`: A package that
-    templates need is not installed."""
+
+    Returns:
+        The text; empty if the template fails or is missing.
+
+    Raises:
+        ConfigError: A package that templates need is not installed.
+    """
     if tokenizer.chat_template is None:
         _log.warning("the model has no chat template: /v1/chat/completions answers 400")
         return ""

@@ -80,8 +80,12 @@ class TenantThreads:
         """Run `work` on a thread of `tenant`, once one is free.
 
         Work that has begun continues when its caller is cancelled; its thread is busy until it
-        ends. `on_end`: Called on the event loop when work that has begun ends, before its caller
-        continues, and also if that was cancelled."""
+        ends.
+
+        Args:
+            on_end: Called on the event loop when work that has begun ends, before its caller
+                continues, and also if that was cancelled.
+        """
         thread = await self._acquire(tenant)
         loop = asyncio.get_running_loop()
 
@@ -204,9 +208,15 @@ class PromptMaker:
     """Makes prompts with the model's own tokenizer and chat template.
 
     Nothing of a text is left behind where another tenant's text comes by: see `TenantThreads` and
-    `Encoder`. `is_shared`: True if there are several tenants. Short texts of a single one are
-    tokenised on the event loop. `ConfigError`: There is no tokenizer at `path`, or a package is
-    missing to use it."""
+    `Encoder`.
+
+    Args:
+        is_shared: True if there are several tenants. Short texts of a single one are tokenised on
+            the event loop.
+
+    Raises:
+        ConfigError: There is no tokenizer at `path`, or a package is missing to use it.
+    """
 
     def __init__(self, path: str, *, is_shared: bool = True) -> None:
         self._tokenizer, self.vocab_size = _load(path)
@@ -221,8 +231,11 @@ class PromptMaker:
         self.threads = TenantThreads()
 
     def ids_of(self, text: str, special: bool) -> list[int]:
-        """Return the token ids of a rendered chat. `special`: True adds special tokens as the
-        tokenizer does."""
+        """Return the token ids of a rendered chat.
+
+        Args:
+            special: True adds special tokens as the tokenizer does.
+        """
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
         return ids
 

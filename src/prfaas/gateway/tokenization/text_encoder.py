@@ -77,7 +77,11 @@ class Bounds:
         """Refuse a text that cannot fit whatever its tokens are.
 
         Digits are what costs most: many models have a token for each, and a rule for words that
-        looks at each by itself. `RequestError`: 400, with the numbers."""
+        looks at each by itself.
+
+        Raises:
+            RequestError: 400, with the numbers.
+        """
         chars_max = tokens_max * self.chars_per_token
         if len(text) > chars_max:
             raise bad(
@@ -223,8 +227,9 @@ _MARKERS_TRIED = 64
 class FastTokenizer:
     """Encodes texts as a `tokenizers.Tokenizer` does. Threads may share it.
 
-    A thread reads `fastokens`, two seconds for a vocabulary of 150,000, and until it agrees on all
-    probes the tokenizer itself encodes. `core`: The tokenizer. It must not truncate or pad."""
+    Args:
+        core: The tokenizer. It must not truncate or pad.
+    """
 
     def __init__(self, core: Any) -> None:
         self._core = core

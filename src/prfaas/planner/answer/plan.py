@@ -125,9 +125,15 @@ class _Judged:
 
 
 def make_plan(question: Question, *, with_classes: bool = False) -> Plan:
-    """Answer a question. `with_classes`: Answer it for every class of the links, too.
-    `ConfigError`: The question cannot be answered, for instance if a threshold is outside the
-    workload's lengths."""
+    """Answer a question.
+
+    Args:
+        with_classes: Answer it for every class of the links, too.
+
+    Raises:
+        ConfigError: The question cannot be answered, for instance if a threshold is outside the
+            workload's lengths.
+    """
     problem = question.problem
     judged = _judged(question)
     exact, found = judged.exact, judged.exact.prfaas.operation

@@ -85,17 +85,20 @@ def _step_into(target: Any, step: str, setting: str) -> Any:
 
 @dataclass(frozen=True)
 class Question:
-    """A problem and what only its report needs. `arrival_per_s`: Load for latency with queueing, or
-    None."""
+    """A problem and what only its report needs."""
 
     problem: Problem
     arrival_per_s: float | None
+    """Load for latency with queueing, or None."""
     chunk_tokens: int
 
     def prfaas_cluster(self, name: str, plan: Path) -> PrfaasCluster:
         """The PrfaaS cluster that is meant by a name: a single one answers to any; ConfigError if
-        there is no cluster, or there are several without that name. `plan`: The plan file, for the
-        error."""
+        there is no cluster, or there are several without that name.
+
+        Args:
+            plan: The plan file, for the error.
+        """
         known = self.problem.prfaas
         by_name = {cluster.name: cluster for cluster in known}
         if name in by_name:
@@ -129,7 +132,11 @@ def load_question(path: Path, overrides: Sequence[str] = ()) -> Question:
 
 def question_of(file: PlanFile, directory: Path) -> Question:
     """Return the question that the tables of a plan file ask; ConfigError if the tables ask for the
-    impossible. `directory`: Start of the relative paths in them."""
+    impossible.
+
+    Args:
+        directory: Start of the relative paths in them.
+    """
     return _Loader(directory, file).question()
 
 

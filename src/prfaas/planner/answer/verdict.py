@@ -41,8 +41,12 @@ class LeftOut:
 def better_without(question: Question, gain: float) -> LeftOut | None:
     """The clusters whose leaving out raises the gain most, one after the other; None without any.
 
-    At least one cluster is kept. What the rest cannot carry of a demand, or not within a target, is
-    no alternative. `gain`: Gain at equal cost of all clusters, exact."""
+    At least one cluster is kept. What the rest cannot carry of a demand, or not within a target,
+    is no alternative.
+
+    Args:
+        gain: Gain at equal cost of all clusters, exact.
+    """
     best, found = question.problem, None
     while len(best.prfaas) > 1:
         tried = [_without(question, best, index) for index in range(len(best.prfaas))]

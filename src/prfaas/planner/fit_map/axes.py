@@ -44,8 +44,12 @@ class Axes:
 def parse_axes(
     bandwidths: str = BANDWIDTHS, rtts: str = RTTS, losses: str = LOSSES, lengths: str = LENGTHS
 ) -> Axes:
-    """Axes from lists that are separated by commas. `ConfigError`: A value has no unit or is out of
-    range, a list does not rise, or the map becomes too large."""
+    """Axes from lists that are separated by commas.
+
+    Raises:
+        ConfigError: A value has no unit or is out of range, a list does not rise, or the map
+            becomes too large.
+    """
     axes = Axes(
         _values("--bandwidths", bandwidths, _bandwidth),
         _values("--rtts", rtts, lambda text: parse_duration(text) / NS_PER_S),

@@ -194,10 +194,10 @@ TOLERANCE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """Bandwidth above which the gain at equal cost is positive. `bits_per_s`: Bandwidth; 0 when it
-    pays at any, inf when at none."""
+    """Bandwidth above which the gain at equal cost is positive."""
 
     bits_per_s: float
+    """Bandwidth; 0 when it pays at any, inf when at none."""
 
     @property
     def text(self) -> str:
@@ -208,8 +208,11 @@ class Crossover:
 
 
 def crossover(gain: Callable[[float], float]) -> Crossover:
-    """Find the bandwidth at which a gain turns positive, by bisection. `gain`: Gain at equal cost
-    at a bandwidth, bit/s; rises with it."""
+    """Find the bandwidth at which a gain turns positive, by bisection.
+
+    Args:
+        gain: Gain at equal cost at a bandwidth, bit/s; rises with it.
+    """
     low, high = LEAST_BITS_PER_S, MOST_BITS_PER_S
     if gain(high) <= 0:
         return Crossover(math.inf)

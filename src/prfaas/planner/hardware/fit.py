@@ -53,7 +53,11 @@ class PrefillFit:
 
 
 def fit_prefill(samples: list[MeasuredPoint]) -> PrefillFit:
-    """Quality of measured knots. `samples`: At least 2, lengths rising."""
+    """Quality of measured knots.
+
+    Args:
+        samples: At least 2, lengths rising.
+    """
     x = np.array([s.x for s in samples])
     medians = np.array([s.median for s in samples])
     y = np.maximum.accumulate(medians)

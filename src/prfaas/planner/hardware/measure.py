@@ -86,11 +86,11 @@ class MeasuredPoint:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts that no cache has seen. `token_id_max`: Highest token id used; ids below 3 are left
-    to special tokens."""
+    """Prompts that no cache has seen."""
 
     rng: random.Random
     token_id_max: int
+    """Highest token id used; ids below 3 are left to special tokens."""
 
     def draw(self, num_tokens: int) -> list[int]:
         """Token ids of a new prompt."""
@@ -198,7 +198,11 @@ async def measure_decode(
 
 def step_times(streams: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """Gaps between tokens while all streams were running, s; EngineError if the last stream started
-    after the first had ended. `streams`: Arrival times of the tokens of each stream, s."""
+    after the first had ended.
+
+    Args:
+        streams: Arrival times of the tokens of each stream, s.
+    """
     start = max(times[0] for times in streams)
     end = min(times[-1] for times in streams)
     gaps = [

@@ -113,8 +113,11 @@ class PrefillProfile:
         return np.asarray(np.where(prefix > 0, np.maximum(cold, warm), cold), dtype=np.float64)
 
     def at(self, num_tokens: FloatArray) -> FloatArray:
-        """Time of a cold prefill at each length, s. `num_tokens`: Tokens, any shape; the end
-        segments are extended outside the knots."""
+        """Time of a cold prefill at each length, s.
+
+        Args:
+            num_tokens: Tokens, any shape; the end segments are extended outside the knots.
+        """
         x, y = np.array(self.lengths), np.array(self.seconds)
         inside = self._curve(np.clip(num_tokens, x[0], x[-1]))
         head, tail = (y[1] - y[0]) / (x[1] - x[0]), (y[-1] - y[-2]) / (x[-1] - x[-2])

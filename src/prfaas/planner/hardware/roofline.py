@@ -204,8 +204,11 @@ def prefill_profile(
 def decode_profile(
     name: str, roofline: Roofline, geometry: KvGeometry, model: ModelSize
 ) -> DecodeProfile:
-    """Decode step times of the roofline, for batches up to 512 that fit into memory. `ConfigError`:
-    The weights leave no memory for KV cache."""
+    """Decode step times of the roofline, for batches up to 512 that fit into memory.
+
+    Raises:
+        ConfigError: The weights leave no memory for KV cache.
+    """
     require_room(name, roofline, model)
     table = tuple(
         tuple(_step_s(roofline, geometry, model, batch, context) for context in _CONTEXTS)

@@ -67,8 +67,11 @@ def accelerators() -> Mapping[str, Accelerator]:
 
 
 def find_model(key: str) -> CatalogueModel:
-    """A model by its catalogue key or its name, in any case. `ConfigError`: There is no such model;
-    the message names the nearest."""
+    """A model by its catalogue key or its name, in any case.
+
+    Raises:
+        ConfigError: There is no such model; the message names the nearest.
+    """
     by_name = {m.name.lower(): m for m in models().values()}
     found = models().get(key) or by_name.get(key.lower())
     if found is None:

@@ -65,8 +65,11 @@ def read_quantization_beside(config: dict[str, Any], path: Path) -> None:
     """Add the `hf_quant_config.json` beside a `config.json` that has no `quantization_config`;
     ConfigError if the file is there and cannot be read.
 
-    ModelOpt before 0.31 wrote that file; engines read it. `config`: The parsed `config.json`;
-    changed in place."""
+    ModelOpt before 0.31 wrote that file; engines read it.
+
+    Args:
+        config: The parsed `config.json`; changed in place.
+    """
     beside = path.with_name("hf_quant_config.json")
     if config.get("quantization_config") is not None or not beside.is_file():
         return

@@ -98,8 +98,11 @@ class ConfigReader:
         return self._get(field) is not None
 
     def integer(self, *names: str, default: int | None = None) -> int:
-        """The first of these fields that is there, as an integer. `ConfigError`: None is there and
-        there is no default, or the value is no integer >= 0."""
+        """The first of these fields that is there, as an integer.
+
+        Raises:
+            ConfigError: None is there and there is no default, or the value is no integer >= 0.
+        """
         # A name that the file has comes before the default of another.
         for name in sorted(names, key=lambda name: self._fields.get(name) is None):
             value = self._get(name)

@@ -103,9 +103,15 @@ NUM_POINTS_MAX = 160
 
 def interactive(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """A plan with some settings changed; ConfigError if the plan or a setting is wrong.
-    `overrides`: As `prfaas plan --set` takes them. Returns JSON values. `settings`: the plan
-    file's, by dotted name, changes applied. `plan`: what `prfaas plan --json` prints. `threshold`
-    and `split`: Λ and its stages, req/s, along t, tokens, and along N_p."""
+
+    Args:
+        overrides: As `prfaas plan --set` takes them.
+
+    Returns:
+        JSON values. `settings`: the plan file's, by dotted name, changes applied. `plan`: what
+        `prfaas plan --json` prints. `threshold` and `split`: Λ and its stages, req/s, along t,
+        tokens, and along N_p.
+    """
     plan = make_plan(load_question(path, overrides))
     problem, found = plan.question.problem, plan.exact.prfaas.operation
     curves = {

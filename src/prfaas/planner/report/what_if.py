@@ -40,8 +40,11 @@ _ALLOWED = {
 
 
 class WhatIf:
-    """Answers questions about one plan file. `plan`: The deployment's plan; None takes the paper's
-    case study, which ships with prfaas."""
+    """Answers questions about one plan file.
+
+    Args:
+        plan: The deployment's plan; None takes the paper's case study, which ships with prfaas.
+    """
 
     def __init__(self, plan: Path | None) -> None:
         self._plan = plan
@@ -49,9 +52,14 @@ class WhatIf:
         self._num_waiting = 0
 
     async def answer(self, settings: Mapping[str, object]) -> dict[str, Any]:
-        """The plan with some settings changed. `settings`: Plan-file settings by dotted name, such
-        as {"pd.instances": 6}. `RequestError`: 400, a setting is unknown or impossible; 429, too
-        many questions wait."""
+        """The plan with some settings changed.
+
+        Args:
+            settings: Plan-file settings by dotted name, such as {"pd.instances": 6}.
+
+        Raises:
+            RequestError: 400, a setting is unknown or impossible; 429, too many questions wait.
+        """
         overrides = overrides_of(settings)
         if self._num_waiting >= WAITING_MAX:
             raise RequestError(
@@ -137,7 +145,10 @@ def _toml(value: float, unit: str) -> str:
 
 def answer(plan: Path | None, overrides: list[str]) -> dict[str, Any]:
     """Answer one question; runs in the planner's process. See `prfaas.planner.report.json_report`.
-    `ConfigError`: The plan or a setting is wrong."""
+
+    Raises:
+        ConfigError: The plan or a setting is wrong.
+    """
     from prfaas.planner.report.json_report import interactive
 
     return {**interactive(plan or CASE_STUDY, overrides), "is_own": plan is not None}

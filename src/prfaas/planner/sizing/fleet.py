@@ -39,11 +39,11 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """The cheapest fleets for a demand; None where none within the limit carries it. `cheapest`:
-    With or without PrfaaS instances, whichever costs less."""
+    """The cheapest fleets for a demand; None where none within the limit carries it."""
 
     demand_per_s: float
     cheapest: Fleet | None
+    """With or without PrfaaS instances, whichever costs less."""
     homogeneous: Fleet | None
 
 

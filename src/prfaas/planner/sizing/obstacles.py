@@ -112,9 +112,12 @@ def cure_of_demand(
 ) -> str:
     """Return the changes that would carry a demand that no fleet carries, as a clause.
 
-    One change at a time: faster links, a looser target, a threshold or split that is searched; the
-    least of each that helps. `instances_max`: Largest number of instances of a cluster that is
-    tried."""
+    One change at a time: faster links, a looser target, a threshold or split that is searched;
+    the least of each that helps.
+
+    Args:
+        instances_max: Largest number of instances of a cluster that is tried.
+    """
     ways = [
         words
         for words in (

@@ -60,8 +60,11 @@ class Design:
 
 
 def gain_at_equal_cost(design: Design, other: Design) -> float:
-    """Gain of requests per unit of money of `design` over `other`: 0.15 is 15 % more. Returns -1
-    when `design` sustains nothing; inf when only `other` does not."""
+    """Gain of requests per unit of money of `design` over `other`: 0.15 is 15 % more.
+
+    Returns:
+        -1 when `design` sustains nothing; inf when only `other` does not.
+    """
     if np.isinf(design.price_per_mtoken):
         return -1.0
     return other.price_per_mtoken / design.price_per_mtoken - 1

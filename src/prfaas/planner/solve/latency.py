@@ -92,8 +92,11 @@ def service_ttft(
     transfer: TransferOverlap = TransferOverlap.AFTER_PREFILL,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
 ) -> Latency:
-    """TTFT without any waiting. `transfer`: The paper's way, or overlapped by chunks with one round
-    trip, or not awaited."""
+    """TTFT without any waiting.
+
+    Args:
+        transfer: The paper's way, or overlapped by chunks with one round trip, or not awaited.
+    """
     classes = _classes(problem, found, transfer, chunk_tokens, link_load=0.0)
     return _latency([(c, 0.0, 0.0) for c in classes])
 
@@ -105,8 +108,11 @@ def queued_ttft(
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
 ) -> Latency:
     """TTFT with queueing at an arrival rate, transfers overlapped; ConfigError if the rate is not
-    above 0; returns all figures inf when a stage is saturated. `problem`: The question; its
-    workload gives the variation of arrivals."""
+    above 0; returns all figures inf when a stage is saturated.
+
+    Args:
+        problem: The question; its workload gives the variation of arrivals.
+    """
     if arrival_per_s <= 0:
         raise ConfigError(f"arrival rate is {arrival_per_s} req/s; it has to be above 0")
     link_load = _link_load(problem, found, arrival_per_s)

@@ -23,10 +23,10 @@ SWING = 0.20
 
 @dataclass(frozen=True, slots=True)
 class ShadowValue:
-    """Gain of Λ from one more unit of a resource, settings re-optimised. `what`: The unit, for
-    people."""
+    """Gain of Λ from one more unit of a resource, settings re-optimised."""
 
     what: str
+    """The unit, for people."""
     rate_gain_per_s: float
 
 
@@ -185,8 +185,11 @@ def with_bandwidth(problem: Problem, factor: float) -> Problem:
 
 
 def break_even_bandwidth(problem: Problem, mode: StageMode) -> float | None:
-    """Bandwidth of all links together below which PrfaaS-PD loses at equal cost, bit/s. Returns
-    None when no bandwidth makes it pay; 0 when it pays at any."""
+    """Bandwidth of all links together below which PrfaaS-PD loses at equal cost, bit/s.
+
+    Returns:
+        None when no bandwidth makes it pay; 0 when it pays at any.
+    """
     total = sum(c.link.bits_per_s for c in problem.prfaas)
     low, high = 1e-6, 1e4
     if gain(with_bandwidth(problem, high), mode) <= 0:

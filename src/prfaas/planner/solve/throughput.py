@@ -64,8 +64,11 @@ def kv_throughput(kv_size_bytes: float, prefill_s: float) -> float:
 
 
 def stage_terms(problem: Problem, threshold: FloatArray, mode: StageMode) -> StageTerms:
-    """Loads of all stages at each threshold. `mode`: Representative lengths or exact
-    expectations."""
+    """Loads of all stages at each threshold.
+
+    Args:
+        mode: Representative lengths or exact expectations.
+    """
     threshold = np.asarray(threshold, dtype=np.float64)
     lengths = problem.workload.lengths
     fraction = np.clip(lengths.prob_above(threshold), 0.0, 1.0)
@@ -172,7 +175,10 @@ def decode_batch(
     """Return the sequences that a decode instance runs at once and its step time with them, s.
 
     The largest batch within the target whose caches fit into the KV memory; 0 when none does both.
-    `context`: Mean context of a running sequence, tokens; the workload's if absent."""
+
+    Args:
+        context: Mean context of a running sequence, tokens; the workload's if absent.
+    """
     context = problem.workload.mean_context if context is None else context
     batch, step_s = cluster.decode.largest_batch(context, cluster.tpot_max_s)
     if cluster.kv_capacity_bytes is None:

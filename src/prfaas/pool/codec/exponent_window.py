@@ -50,8 +50,11 @@ def encode(data: memoryview, planes: Planes, scratch: memoryview) -> memoryview 
 
 
 def decode(coded: memoryview, into: memoryview) -> None:
-    """Restore a part of a block; `into` holds anything after an error. `PeerError`: The stream is
-    malformed, or its bytes are not as many as `into` has."""
+    """Restore a part of a block; `into` holds anything after an error.
+
+    Raises:
+        PeerError: The stream is malformed, or its bytes are not as many as `into` has.
+    """
     target = np.frombuffer(into, np.uint8)
     words = target[: len(into) // 2 * 2].view(np.uint16)
     if not words.flags.aligned:

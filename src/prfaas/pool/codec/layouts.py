@@ -14,8 +14,11 @@ LAYOUTS_MAX = 64
 class KnownLayouts:
     """Cache groups by layout and index. Blocks outlive their engine, and so does this.
 
-    `learn` is for one thread, `group` for any. `on_codable`: Called for each announced layout with
-    blocks that a codec can code."""
+    `learn` is for one thread, `group` for any.
+
+    Args:
+        on_codable: Called for each announced layout with blocks that a codec can code.
+    """
 
     def __init__(self, on_codable: Callable[[], None] = lambda: None) -> None:
         self._on_codable = on_codable

@@ -55,8 +55,11 @@ class Rounding(Protocol):
 
 
 class Kernels:
-    """The kernels of this process: absent, being loaded, or ready. Any thread may ask. `package`:
-    Package with the modules `exponent_window` and `kernels`."""
+    """The kernels of this process: absent, being loaded, or ready. Any thread may ask.
+
+    Args:
+        package: Package with the modules `exponent_window` and `kernels`.
+    """
 
     def __init__(self, package: str = _PACKAGE) -> None:
         self._package = package
@@ -79,8 +82,12 @@ class Kernels:
         return [EXPONENT_WINDOW, LOSSY] if importlib.util.find_spec("numba") is not None else []
 
     def load(self, then: Callable[[], None] = lambda: None) -> None:
-        """Begin to load, once a process. `then`: Called when the kernels are ready, at once or on
-        the loading thread; never if they cannot be had."""
+        """Begin to load, once a process.
+
+        Args:
+            then: Called when the kernels are ready, at once or on the loading thread; never if they
+                cannot be had.
+        """
         with self._lock:
             if self._has_failed:
                 return

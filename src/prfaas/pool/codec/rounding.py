@@ -39,7 +39,11 @@ def round_block(form: Form, data: memoryview, rounded: memoryview) -> bytearray:
 
 def restore_block(stream: memoryview, into: memoryview) -> Form:
     """Decode the stream of a block; `into` holds anything after an error; PeerError if it is none
-    of exactly this block. Returns the form that it had."""
+    of exactly this block.
+
+    Returns:
+        The form that it had.
+    """
     form, body = read_head(stream, len(into))
     _restore(form, body, stream, into)
     return form

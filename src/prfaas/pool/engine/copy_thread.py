@@ -100,8 +100,11 @@ class EngineCopies:
         self, engine: EngineSession, named: Sequence[NamedRow], blocks: Sequence[StoredBlock | None]
     ) -> bytes:
         """Copy blocks into rows; PeerError if the engine has disconnected, or its memory differs
-        from its hello. Returns one byte a row: 1 if it now holds the block, 0 where that is missing
-        or of another size."""
+        from its hello.
+
+        Returns:
+            One byte a row: 1 if it now holds the block, 0 where that is missing or of another size.
+        """
         sizes = [engine.memory.block_bytes(key.group) for key, _ in named]
         good = [
             block if block is not None and len(block.data) == size else None

@@ -165,7 +165,11 @@ REQUESTS_MAX = 4096
 
 
 class ReadBudgets:
-    """Budgets by engine and request. `limit_s`: Of each, seconds; None is unlimited."""
+    """Budgets by engine and request.
+
+    Args:
+        limit_s: Of each, seconds; None is unlimited.
+    """
 
     def __init__(self, limit_s: float | None) -> None:
         self._limit_s = limit_s

@@ -40,7 +40,11 @@ ACCEPT_RETRY_S = 0.1
 
 
 class EngineSession:
-    """One connection of an engine. `number`: Connections that were accepted before this one."""
+    """One connection of an engine.
+
+    Args:
+        number: Connections that were accepted before this one.
+    """
 
     def __init__(self, name: str, number: int, hello: EngineHello, memory: EngineMemory) -> None:
         self.name = name
@@ -60,8 +64,11 @@ class EngineSession:
         return any(g.index == group and g.kind is GroupKind.LINEAR_STATE for g in groups)
 
     def named_rows(self, keys: list[Key], rows: list[int]) -> list[tuple[BlockKey, int]]:
-        """Keys with their rows. `PeerError`: There are not as many of one as of the other, or no
-        such groups or rows."""
+        """Keys with their rows.
+
+        Raises:
+            PeerError: There are not as many of one as of the other, or no such groups or rows.
+        """
         if len(keys) != len(rows):
             raise PeerError(f"{len(keys)} keys for {len(rows)} rows")
         named = list(zip(keys_of(keys), rows, strict=True))
@@ -93,7 +100,11 @@ class EngineHandler(Protocol):
         """An engine has sent its hello."""
 
     def handle(self, engine: EngineSession, message: AnyMessage) -> None:
-        """Act on one message. `PeerError`: The engine broke the protocol: its session ends."""
+        """Act on one message.
+
+        Raises:
+            PeerError: The engine broke the protocol: its session ends.
+        """
 
     def left(self, engine: EngineSession) -> None:
         """An engine has disconnected."""

@@ -120,7 +120,10 @@ class Keyring:
 
     def destroy(self, tenant: str) -> int:
         """Destroy all keys of a tenant; return their number. Once it returns, they are gone.
-        `OSError`: The file cannot be written; the keys may come back with the next start."""
+
+        Raises:
+            OSError: The file cannot be written; the keys may come back with the next start.
+        """
         with self._lock:
             over = [key.id for key in self._by_id.values() if key.tenant == tenant]
             if over:

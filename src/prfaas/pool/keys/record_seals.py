@@ -103,8 +103,11 @@ class SegmentStamps:
         self._next = 0
 
     def stamp(self, tenant: str) -> bytes:
-        """The stamp of the next record. `OSError`: The tenant has no key yet, and a new one cannot
-        be written."""
+        """The stamp of the next record.
+
+        Raises:
+            OSError: The tenant has no key yet, and a new one cannot be written.
+        """
         number, self._next = self._next, self._next + 1
         return _STAMP.pack(self._keyring.sealing(tenant).id, self._salt, number)
 

@@ -63,7 +63,10 @@ class Seal:
 
     def open_into(self, part: int, sealed: Buffer, into: memoryview, bound: bytes = b"") -> None:
         """Write the bytes of a part into a buffer that is TAG_BYTES shorter than `sealed`.
-        `AlteredError`: They are not those that were sealed. The buffer's content is undefined."""
+
+        Raises:
+            AlteredError: They are not those that were sealed. The buffer's content is undefined.
+        """
         try:
             self.cipher.decrypt_into(_nonce(part), sealed, self.head + bound, into)
         except InvalidTag:

@@ -57,8 +57,11 @@ class KeyRing:
 
 def load_keys(path: Path, purpose: str = "the shared tier") -> KeyRing:
     """Read a file of keys: base64 of 32 bytes a line, the sealing key first, `#` comments;
-    ConfigError if the file is missing, open to everybody, or has no valid key. `purpose`: What the
-    keys are of, for errors."""
+    ConfigError if the file is missing, open to everybody, or has no valid key.
+
+    Args:
+        purpose: What the keys are of, for errors.
+    """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
         with path.open("rb") as file:

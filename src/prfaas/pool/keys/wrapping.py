@@ -19,7 +19,11 @@ class KeyWrapper(Protocol):
     """Encrypts keys, which come back only with its help."""
 
     def wrap(self, key: bytes, bound: bytes) -> bytes:
-        """Encrypt a key. `bound`: Bytes without which it cannot be decrypted, such as its name."""
+        """Encrypt a key.
+
+        Args:
+            bound: Bytes without which it cannot be decrypted, such as its name.
+        """
         ...
 
     def is_current(self, wrapped: bytes) -> bool:
@@ -37,7 +41,11 @@ class KeyWrapper(Protocol):
 
 
 class SiteKeyWrapper:
-    """Wraps keys with the keys of a site. `keys`: Of the site; the first one wraps."""
+    """Wraps keys with the keys of a site.
+
+    Args:
+        keys: Of the site; the first one wraps.
+    """
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys

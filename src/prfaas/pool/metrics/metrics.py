@@ -69,8 +69,11 @@ class ByteCounter(Protocol):
 
 
 class PoolMetrics:
-    """Counters and gauges of one pool node, in a separate registry. `moved`: Counts by transfer
-    what the counters of links count; None counts nothing."""
+    """Counters and gauges of one pool node, in a separate registry.
+
+    Args:
+        moved: Counts by transfer what the counters of links count; None counts nothing.
+    """
 
     def __init__(self, moved: ByteCounter | None = None) -> None:
         self.registry = PartRegistry()

@@ -43,8 +43,11 @@ async def connect(address: tuple[str, int]) -> socket.socket:
 
 
 async def shake_hands(connection: ssl.SSLSocket) -> None:
-    """The TLS handshake of a socket that does not block. `OSError`: It failed, or took longer than
-    HANDSHAKE_TIMEOUT_S."""
+    """The TLS handshake of a socket that does not block.
+
+    Raises:
+        OSError: It failed, or took longer than HANDSHAKE_TIMEOUT_S.
+    """
     async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
         while True:
             try:

@@ -100,7 +100,11 @@ class Peers:
         self._facts.report(LinksChanged())
 
     def admit(self, sources: Iterable[str], hosts: Iterable[str]) -> None:
-        """Change the pools that may push. `hosts`: Names of pools of other hosts of the site."""
+        """Change the pools that may push.
+
+        Args:
+            hosts: Names of pools of other hosts of the site.
+        """
         self._sources.replace(sources)
         self._hosts.replace(hosts)
 
@@ -130,8 +134,11 @@ class Peers:
         return self._inbound.channels.is_connected(name) if link is None else link.is_up
 
     def is_idle(self, name: str, *, inbound: bool) -> bool:
-        """Return True if no transfer to a peer is open. `inbound`: Transfers from it count as
-        well."""
+        """Return True if no transfer to a peer is open.
+
+        Args:
+            inbound: Transfers from it count as well.
+        """
         link = self.links.get(name)
         if link is not None and link.num_open:
             return False
@@ -261,8 +268,11 @@ class LinkRoom:
     # --- identity and contracts ---
 
     def renew_identity(self) -> None:
-        """Load the files of the identity and of the authority; links stay open. `ConfigError`: They
-        cannot be used; nothing is changed."""
+        """Load the files of the identity and of the authority; links stay open.
+
+        Raises:
+            ConfigError: They cannot be used; nothing is changed.
+        """
         self._settings.check_certificate()
         ends = self._dialling, self._accepting
         self._settings.identity.refresh(*(tls.messages for tls in ends))

@@ -101,7 +101,10 @@ class PoolNode:
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until cancelled; ConfigError if a port is taken, or the socket cannot be made.
-        `ready`: Called once all ports are open."""
+
+        Args:
+            ready: Called once all ports are open.
+        """
         self.store.room.share(self.sites.shares)
         admin = AdminServer(self.metrics, self.settings.admin, lambda: self.phase)
         engine_port = self.engine_room.port

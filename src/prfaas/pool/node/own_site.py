@@ -75,8 +75,11 @@ class OwnSite:
         """Site of a gateway or pool node; None for one of this site."""
 
     def prove(self, name: str, der: bytes | None) -> None:
-        """See that a certificate can prove the name of a part. `PeerError`: The authority of
-        another site signed it."""
+        """See that a certificate can prove the name of a part.
+
+        Raises:
+            PeerError: The authority of another site signed it.
+        """
 
     def allows(self, gateway: str, message: Message, answer: Callable[[Message], None]) -> bool:
         """Return True if a gateway may send a message; otherwise it is answered, or ignored."""
@@ -96,8 +99,11 @@ class OwnSite:
         accepting: LinkContexts,
         on_io: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
-        """Have both ends of links accept certificates of other sites. `on_io`: Runs a function on
-        the thread of data connections."""
+        """Have both ends of links accept certificates of other sites.
+
+        Args:
+            on_io: Runs a function on the thread of data connections.
+        """
 
     def look(self) -> ChangedParts | None:
         """Read the contracts anew if their file changed; None if nothing has."""

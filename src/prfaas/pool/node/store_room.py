@@ -128,8 +128,14 @@ OpenShared = Callable[[Set[str], PoolMetrics, BlockStore], SharedTier]
 
 
 class StoreRoom:
-    """The tiers of one pool node. `open_shared`: Opens the tier of the site; None without one.
-    `ConfigError`: The host has less than the settings allow, or a tier cannot be opened."""
+    """The tiers of one pool node.
+
+    Args:
+        open_shared: Opens the tier of the site; None without one.
+
+    Raises:
+        ConfigError: The host has less than the settings allow, or a tier cannot be opened.
+    """
 
     def __init__(self, site: OwnSite, metrics: PoolMetrics, open_shared: OpenShared | None) -> None:
         settings = site.settings

@@ -30,7 +30,11 @@ RUNNING_MAX = 16
 
 
 class Comparing:
-    """The comparisons of one pool node. `layouts`: Dtype planes of blocks."""
+    """The comparisons of one pool node.
+
+    Args:
+        layouts: Dtype planes of blocks.
+    """
 
     def __init__(self, store: BlockStore, layouts: KnownLayouts) -> None:
         self._store, self._layouts = store, layouts

@@ -57,7 +57,10 @@ class PoolProcessSettings(PoolSettings):
 
 class PoolProcess:
     """A pool node with its audit log, bill, spans, comparisons, and sites that share it.
-    `ConfigError`: A setting, a file or a limit is wrong; see `PoolNode`."""
+
+    Raises:
+        ConfigError: A setting, a file or a limit is wrong; see `PoolNode`.
+    """
 
     def __init__(self, settings: PoolProcessSettings, kernels: Kernels = KERNELS) -> None:
         facts, clock_ns = FactStream(), settings.clock_ns

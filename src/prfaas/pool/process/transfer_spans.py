@@ -19,8 +19,11 @@ _NAMES = {SENT: "kv send", RECEIVED: "kv receive"}
 
 
 class TransferSpans:
-    """Sends spans of the transfers that a gateway traces. `endpoint`: Collector that takes OTLP
-    over HTTP."""
+    """Sends spans of the transfers that a gateway traces.
+
+    Args:
+        endpoint: Collector that takes OTLP over HTTP.
+    """
 
     def __init__(self, endpoint: str, pool: str, unix_ns: Callable[[], int] = time.time_ns) -> None:
         self._pool = pool

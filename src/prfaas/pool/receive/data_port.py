@@ -56,15 +56,12 @@ class DigestError(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class ReceivingSession:
-    """The session to which data connections without TLS prove that they belong.
-
-    Attributes:
-        secret: Their keys are made of it.
-        numbers: Connections that there were.
-    """
+    """The session to which data connections without TLS prove that they belong."""
 
     secret: LinkSecret
+    """Their keys are made of it."""
     numbers: ConnectionNumbers
+    """Connections that there were."""
 
 
 class DataReceiver:

@@ -25,7 +25,11 @@ that once, and not once a thread."""
 
 
 class Decoding:
-    """Negotiates codecs with peers, and decodes coded fragments. `metrics`: Of this pool node."""
+    """Negotiates codecs with peers, and decodes coded fragments.
+
+    Args:
+        metrics: Of this pool node.
+    """
 
     def __init__(
         self,
@@ -120,7 +124,10 @@ class Decoding:
 
     def restored(self, block: ReceivedBlock) -> ReceivedBlock:
         """Return a block with its bytes, decoded if it came as a stream. On the thread for digests.
-        `PeerError`: The stream does not decode to exactly the block."""
+
+        Raises:
+            PeerError: The stream does not decode to exactly the block.
+        """
         if not block.stream_bytes:
             return block
         rounding = self._kernels.rounding

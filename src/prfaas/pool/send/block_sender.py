@@ -60,7 +60,11 @@ class AwaitedBlocks:
     """The blocks that one transfer waits for.
 
     Engines store the blocks of a group in the order of the prompt. So the first one of each group
-    is waited for. `keys`: In the order of the prompt in each group."""
+    is waited for.
+
+    Args:
+        keys: In the order of the prompt in each group.
+    """
 
     def __init__(self, keys: Iterable[BlockKey]) -> None:
         self._queues: dict[int, deque[BlockKey]] = defaultdict(deque)

@@ -103,8 +103,11 @@ class LinkCoding:
         self._may_round = LOSSY in codecs and bool(self.offered)
 
     def form(self, quality: Quality, layout_id: bytes, group: int, num_bytes: int) -> Form | None:
-        """Return the rounded form in which a block goes now; None if no bit is lost. `quality`:
-        Class of its transfer."""
+        """Return the rounded form in which a block goes now; None if no bit is lost.
+
+        Args:
+            quality: Class of its transfer.
+        """
         if not quality.is_lossy or not self._may_round or self._kernels.rounding is None:
             return None
         known = self._layouts.group(layout_id, group)

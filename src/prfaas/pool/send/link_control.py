@@ -59,7 +59,10 @@ class SampleCount:
 
 class LinkMeter:
     """Turns samples of the kernel's counters into rates. Gets the time as an argument.
-    `budget_bits_per_s`: The operator's; stands in for a rate that was not measured yet."""
+
+    Args:
+        budget_bits_per_s: The operator's; stands in for a rate that was not measured yet.
+    """
 
     def __init__(self, budget_bits_per_s: int = 0) -> None:
         self._budget_bits_per_s = self._idle_bits_per_s = budget_bits_per_s
@@ -123,9 +126,12 @@ class LinkMeter:
         )
 
     def limit(self, bits_per_s: int, idle_bits_per_s: int) -> None:
-        """The budget has changed. `idle_bits_per_s`: What it would be if the link had something to
-        send: a part of a site's budget is small while nothing waits, and says nothing of the
-        link."""
+        """The budget has changed.
+
+        Args:
+            idle_bits_per_s: What it would be if the link had something to send: a part of a site's
+                budget is small while nothing waits, and says nothing of the link.
+        """
         self._budget_bits_per_s, self._idle_bits_per_s = bits_per_s, idle_bits_per_s
 
     @property

@@ -148,8 +148,11 @@ class OutboundLink:
             self.push(transfer_id, layout_id, key, block)
 
     def finish(self, transfer_id: bytes, missing: Iterable[BlockKey] = ()) -> None:
-        """Close the list of blocks: the peer commits once all have arrived. `missing`: Requested
-        blocks that are missing here."""
+        """Close the list of blocks: the peer commits once all have arrived.
+
+        Args:
+            missing: Requested blocks that are missing here.
+        """
         self.report(on.ListClosed(self.peer, transfer_id, missing=tuple(missing)))
 
     def has(self, transfer_id: bytes) -> bool:

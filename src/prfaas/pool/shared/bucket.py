@@ -86,7 +86,10 @@ class S3Bucket:
         self, limit_s: float, under: str = ""
     ) -> AsyncIterator[Sequence[tuple[str, int]]]:
         """All objects, or those of a folder: path and size, in parts, each within the limit.
-        `TransferError`: The server failed, or did not answer in time."""
+
+        Raises:
+            TransferError: The server failed, or did not answer in time.
+        """
         parts = aiter(self._store.list(under or None, chunk_size=PAGE))
         while True:
             try:
@@ -121,7 +124,11 @@ class S3Bucket:
             raise TransferError(words(error)) from None
 
     async def write(self, path: str, data: bytes, limit_s: float) -> None:
-        """Write an object. `TransferError`: The server failed, or did not answer in time."""
+        """Write an object.
+
+        Raises:
+            TransferError: The server failed, or did not answer in time.
+        """
         try:
             async with asyncio.timeout(limit_s):
                 await self._store.put_async(path, data, use_multipart=False)
@@ -131,8 +138,11 @@ class S3Bucket:
             raise TransferError(words(error)) from None
 
     async def delete(self, paths: Sequence[str], limit_s: float) -> None:
-        """Delete objects; missing ones are ignored. `TransferError`: The server failed, or did not
-        answer in time."""
+        """Delete objects; missing ones are ignored.
+
+        Raises:
+            TransferError: The server failed, or did not answer in time.
+        """
         try:
             async with asyncio.timeout(limit_s):
                 await self._store.delete_async(list(paths))

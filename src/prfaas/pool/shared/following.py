@@ -76,9 +76,17 @@ class PackList:
         self._sizes[name] = num_bytes
 
     async def refresh(self, limit_s: float) -> list[PackName]:
-        """List the bucket. Sorting and comparing run on a thread. `limit_s`: Limit of each request,
-        seconds. Returns packs that are not in it any more. Those written since the list began are
-        kept. `TransferError`: The server failed, or did not answer in time."""
+        """List the bucket. Sorting and comparing run on a thread.
+
+        Args:
+            limit_s: Limit of each request, seconds.
+
+        Returns:
+            Packs that are not in it any more. Those written since the list began are kept.
+
+        Raises:
+            TransferError: The server failed, or did not answer in time.
+        """
         known, found, num_ignored = set(self._sizes), dict[PackName, int](), 0
         excess: list[PackName] = []
         marks: list[str] = []
@@ -118,7 +126,11 @@ class PackList:
         return victims
 
     async def delete(self, packs: Sequence[PackName], limit_s: float) -> None:
-        """Delete packs. `TransferError`: The server failed, or did not answer in time."""
+        """Delete packs.
+
+        Raises:
+            TransferError: The server failed, or did not answer in time.
+        """
         for start in range(0, len(packs), DELETES):
             part = packs[start : start + DELETES]
             await self._bucket.delete([name.path for name in part], limit_s)
@@ -225,8 +237,11 @@ class PackFronts:
         self._skipped.pop(name, None)
 
     async def read(self, name: PackName) -> dict[BlockName, PackedBlock] | None:
-        """The blocks of a pack; None if it is gone or unreadable. `TransferError`: The server
-        failed, or did not answer in time."""
+        """The blocks of a pack; None if it is gone or unreadable.
+
+        Raises:
+            TransferError: The server failed, or did not answer in time.
+        """
         problem = AlteredError("not read")
         for _ in range(ATTEMPTS):
             try:
@@ -274,8 +289,11 @@ FREEZE_PACKS = 1000
 
 
 class BucketFollower:
-    """Lists the bucket now and then, and reads the fronts of packs that are new. `marks`: Purges,
-    before which nothing is found."""
+    """Lists the bucket now and then, and reads the fronts of packs that are new.
+
+    Args:
+        marks: Purges, before which nothing is found.
+    """
 
     def __init__(
         self,

@@ -137,7 +137,11 @@ _decoder = msgspec.msgpack.Decoder(_Index)
 
 
 class PackBuilder:
-    """A pack being filled. Not thread-safe. `layout_id`: Layout of its blocks."""
+    """A pack being filled. Not thread-safe.
+
+    Args:
+        layout_id: Layout of its blocks.
+    """
 
     def __init__(self, key: SiteKey, layout_id: bytes) -> None:
         self.layout_id = layout_id
@@ -230,7 +234,10 @@ def open_block(
     name: BlockName, block: PackedBlock, part: Buffer, into: memoryview, key: TenantKey
 ) -> None:
     """Write the bytes of a block; AlteredError if part, place and name do not belong together.
-    `into`: As long as the block. Its content is undefined after an error."""
+
+    Args:
+        into: As long as the block. Its content is undefined after an error.
+    """
     if len(part) != block.num_bytes + TAG_BYTES or len(into) != block.num_bytes:
         raise AlteredError(f"a part of {len(part)} bytes for a block of {block.num_bytes}")
     pack = block.pack
@@ -307,8 +314,11 @@ class PackIndex:
         blocks: Mapping[BlockName, PackedBlock],
         kept: Mapping[BlockName, PackedBlock] | None = None,
     ) -> list[BlockName]:
-        """Add a pack; returns blocks that were not known. `kept`: Those that no purge refuses; None
-        for all."""
+        """Add a pack; returns blocks that were not known.
+
+        Args:
+            kept: Those that no purge refuses; None for all.
+        """
         if pack in self._packs:
             return []  # It was listed while this node wrote it.
         room = max(0, self._blocks_max - len(self._places))

@@ -43,8 +43,11 @@ _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_Mark)
 
 
 class PurgeMarks:
-    """The purges that the nodes of a site know of. Lives on one event loop. `limit_s`: Limit of
-    each request, seconds."""
+    """The purges that the nodes of a site know of. Lives on one event loop.
+
+    Args:
+        limit_s: Limit of each request, seconds.
+    """
 
     def __init__(self, bucket: Bucket, keys: KeyRing, limit_s: float) -> None:
         self._bucket, self._keys, self._limit_s = bucket, keys, limit_s
@@ -55,8 +58,11 @@ class PurgeMarks:
         self._hashes: dict[bytes, int] = {}
 
     async def add(self, scope: Scope, at_ms: int) -> None:
-        """Refuse from now on what was written until a time, ms since 1970. `TransferError`: The
-        mark could not be written. It counts at this node all the same."""
+        """Refuse from now on what was written until a time, ms since 1970.
+
+        Raises:
+            TransferError: The mark could not be written. It counts at this node all the same.
+        """
         tenant = scope.tenant if scope.hashes is None else None
         mark = _Mark(at_ms, scope.source, tenant, scope.hashes or frozenset())
         digest = hashlib.sha256(_encoder.encode(_named(mark))).hexdigest()[:32]
@@ -73,8 +79,13 @@ class PurgeMarks:
 
     async def follow(self, paths: Iterable[str]) -> bool:
         """Read the marks of a list of the bucket that are new, and write those that it has lost.
-        Returns True if a mark is new. `TransferError`: The server failed, or did not answer in
-        time."""
+
+        Returns:
+            True if a mark is new.
+
+        Raises:
+            TransferError: The server failed, or did not answer in time.
+        """
         found = {path for path in paths if _PATH.fullmatch(path)}
         newest = sorted(found, key=lambda path: path[-12:])[-MARKS_MAX:]
         new = [path for path in newest if path not in self._marks and path not in self._unreadable]

@@ -135,7 +135,10 @@ class S3Tier(ShownBlocks[PackedBlock]):
         """Read, open and check a block. One that is altered twice is set aside for a while.
 
         Where every answer is altered or cut short, the tier is closed after `ALTERED_MAX` blocks.
-        Returns its digest; None if it could not be had in time, or at all."""
+
+        Returns:
+            Its digest; None if it could not be had in time, or at all.
+        """
         place = self._blocks.get(name)
         if place is None or not self._health.is_up:
             return None
@@ -256,7 +259,11 @@ class S3Tier(ShownBlocks[PackedBlock]):
 
         Packs of all writers and layouts: every node of the site does so, and one that is not there
         cannot. Of a tenant, packs are deleted that have no other block; the others stay, with
-        blocks that nobody can read any more. `TransferError`: Not all could be read or deleted."""
+        blocks that nobody can read any more.
+
+        Raises:
+            TransferError: Not all could be read or deleted.
+        """
         if scope.hashes is not None:
             await self._drop_prompt(scope)
             return

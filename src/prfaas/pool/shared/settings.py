@@ -78,8 +78,11 @@ SharedSettings = S3Settings | MooncakeSettings
 
 
 def s3_settings(table: S3Table, cluster: str) -> S3Settings:
-    """Settings from a table of the deployment file. `cluster`: Name of its cluster, which is the
-    prefix unless the table has one."""
+    """Settings from a table of the deployment file.
+
+    Args:
+        cluster: Name of its cluster, which is the prefix unless the table has one.
+    """
     return S3Settings(
         table.bucket,
         table.keys,

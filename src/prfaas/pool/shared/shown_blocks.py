@@ -166,8 +166,12 @@ class ShownBlocks(ABC, Generic[E]):
         return self._blocks[name].origin
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
-        """Queue a block to be written. Returns False if it is not written: it is there, another
-        node of the site writes it, or the queue is full (counted)."""
+        """Queue a block to be written.
+
+        Returns:
+            False if it is not written: it is there, another node of the site writes it, or the
+            queue is full (counted).
+        """
         if name in self._blocks or name in self._writer or block.origin.via in self._hosts:
             return False
         return self._writer.offer(name, block, done)

@@ -63,7 +63,10 @@ class TierKeys:
         """The key for new blocks of a tenant: one that is in the bucket, or a new one.
 
         A key that an earlier key of the site wrapped is not used: that one may be removed.
-        `TransferError`: The server failed, or did not answer in time."""
+
+        Raises:
+            TransferError: The server failed, or did not answer in time.
+        """
         for _ in range(ATTEMPTS):
             if tenant in self._sealing:
                 return self._sealing[tenant]
@@ -82,8 +85,11 @@ class TierKeys:
         return None
 
     async def get(self, ref: str) -> TenantKey | None:
-        """The key of that name; None if it is gone, or cannot be unwrapped. `TransferError`: The
-        server failed, or did not answer in time."""
+        """The key of that name; None if it is gone, or cannot be unwrapped.
+
+        Raises:
+            TransferError: The server failed, or did not answer in time.
+        """
         if ref in self._known:
             return self._known[ref]
         found = _PATH.fullmatch(path := f"{FOLDER}/{ref}")
@@ -128,7 +134,10 @@ class TierKeys:
 
     async def destroy(self, tenant: str) -> int:
         """Delete the keys of a tenant from the bucket, and forget them; return their number.
-        `TransferError`: The server failed, did not answer in time, or still lists some."""
+
+        Raises:
+            TransferError: The server failed, did not answer in time, or still lists some.
+        """
         self.forget(tenant)
         refs = await self._refs(tenant)
         await self._bucket.delete([f"{FOLDER}/{ref}" for ref in refs], self._limit_s)

@@ -66,8 +66,11 @@ class SealingWriter(ABC):
         return name in self._waiting
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
-        """Queue a block; `done` is called once it is sealed, or dropped. Returns False if it is
-        dropped at once: too much waits, or the tier takes nothing."""
+        """Queue a block; `done` is called once it is sealed, or dropped.
+
+        Returns:
+            False if it is dropped at once: too much waits, or the tier takes nothing.
+        """
         size = len(block.data)
         if not self._breaker.allows(time.monotonic_ns()):
             return self._refused("shared_down")

@@ -117,8 +117,14 @@ class _Part(NamedTuple):
 
 
 class Sites(OwnSite):
-    """Contracts at one pool node. `contracts`: File that is followed. `ConfigError`: The contracts
-    file cannot be used, or names a part of the site itself."""
+    """Contracts at one pool node.
+
+    Args:
+        contracts: File that is followed.
+
+    Raises:
+        ConfigError: The contracts file cannot be used, or names a part of the site itself.
+    """
 
     is_shared = True
     _store: BlockStore
@@ -179,8 +185,11 @@ class Sites(OwnSite):
     # --- rules ---
 
     def prove(self, name: str, der: bytes | None) -> None:
-        """See that a certificate can prove the name of a part. `PeerError`: The authority of
-        another site, or of this one, signed it."""
+        """See that a certificate can prove the name of a part.
+
+        Raises:
+            PeerError: The authority of another site, or of this one, signed it.
+        """
         self._agreements.authorities.site_of(name, der)
 
     def allows(self, gateway: str, message: Message, answer: Callable[[Message], None]) -> bool:

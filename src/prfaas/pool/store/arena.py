@@ -63,8 +63,12 @@ class _Range:
 
 
 class Arena:
-    """Hands out buffers. `capacity_bytes`: Hard limit on all buffers together, handed out or kept
-    for reuse; each counts in whole pages."""
+    """Hands out buffers.
+
+    Args:
+        capacity_bytes: Hard limit on all buffers together, handed out or kept for reuse; each
+            counts in whole pages.
+    """
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -88,8 +92,11 @@ class Arena:
             return self._used
 
     def allocate(self, num_bytes: int) -> memoryview | None:
-        """A writable buffer with arbitrary content; None if memory is full. `num_bytes`: At least
-        1."""
+        """A writable buffer with arbitrary content; None if memory is full.
+
+        Args:
+            num_bytes: At least 1.
+        """
         size = charged_bytes(num_bytes)
         with self._lock:
             self._take_back()
@@ -169,8 +176,11 @@ class _Buffer(bytearray):
 
 
 class LooseMemory:
-    """Hands out buffers. Any thread may ask. `capacity_bytes`: Hard limit on all of them
-    together."""
+    """Hands out buffers. Any thread may ask.
+
+    Args:
+        capacity_bytes: Hard limit on all of them together.
+    """
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes

@@ -111,9 +111,14 @@ class BlockStore:
     async def fetch(
         self, layout_id: bytes, key: BlockKey, budget: ReadBudget | None = None
     ) -> StoredBlock | None:
-        """A block, promoted to memory if it is only below. `budget`: Time limit of slow reads;
-        unlimited if absent. Returns None if it is missing or broken, it could not be read in time,
-        or memory is full."""
+        """A block, promoted to memory if it is only below.
+
+        Args:
+            budget: Time limit of slow reads; unlimited if absent.
+
+        Returns:
+            None if it is missing or broken, it could not be read in time, or memory is full.
+        """
         name = layout_id, key
         block = self.get(layout_id, key)
         tier = self.tiers.find(name)
@@ -264,8 +269,11 @@ class BlockStore:
         origin: Origin = LOCAL,
     ) -> StoredBlock | None:
         """Store a block with its bytes in a buffer of this store's memory, or of its loose memory.
-        Returns the block; what is there already under this name is kept as it is. None if blocks of
-        its origin are barred."""
+
+        Returns:
+            The block; what is there already under this name is kept as it is. None if blocks of
+            its origin are barred.
+        """
         known = self.get(layout_id, key)
         if known is not None:
             return known

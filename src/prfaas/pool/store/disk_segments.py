@@ -239,7 +239,10 @@ class SegmentFiles:
 
     def destroy_keys(self, tenant: str) -> int:
         """Destroy the keys of a tenant; return their number. Its records are lost for good.
-        `OSError`: They cannot be destroyed."""
+
+        Raises:
+            OSError: They cannot be destroyed.
+        """
         if self._seals is None:
             return 0
         number = self._seals.keyring.destroy(tenant)
@@ -314,8 +317,11 @@ class SegmentFiles:
     ) -> DiskPlace:
         """Write a block to a segment that was started and is not sealed.
 
-        Once this returns, the block outlives the process. `OSError`: It cannot be written; nothing
-        of it is left."""
+        Once this returns, the block outlives the process.
+
+        Raises:
+            OSError: It cannot be written; nothing of it is left.
+        """
         file, offset = self._open[number]
         place = DiskPlace(number, offset, len(data), origin, head_bytes(origin))
         head, stored = record_header(name, len(data), digest, origin), data
@@ -339,7 +345,11 @@ class SegmentFiles:
 
     def seal(self, but: Collection[int] = ()) -> None:
         """Close segments and write them out, so that they survive a power loss; OSError if one
-        cannot be written out. `but`: Segments that stay open."""
+        cannot be written out.
+
+        Args:
+            but: Segments that stay open.
+        """
         for number in self._open.keys() - set(but):
             file, _ = self._open.pop(number)
             self._stamps.pop(number, None)
@@ -351,8 +361,14 @@ class SegmentFiles:
                 os.close(file)
 
     def read(self, name: BlockName, place: DiskPlace, into: memoryview) -> bytes | None:
-        """Read a block, and note that its segment was used; OSError if it cannot be read. `into`:
-        `place.num_bytes` bytes. Returns its digest; None if the bytes have changed."""
+        """Read a block, and note that its segment was used; OSError if it cannot be read.
+
+        Args:
+            into: `place.num_bytes` bytes.
+
+        Returns:
+            Its digest; None if the bytes have changed.
+        """
         head, stored = bytearray(place.head_bytes), into
         if place.key_id and self._seals is not None:
             stored = self._seals.buffer(place.stored_bytes)
@@ -373,8 +389,11 @@ class SegmentFiles:
     def erase(self, names: Sequence[tuple[BlockName, DiskPlace]]) -> None:
         """Mark records as dropped; once this returns, they do not come back with the next start.
 
-        Harmless for what is marked already, or gone with its segment. `OSError`: Not all could be
-        marked."""
+        Harmless for what is marked already, or gone with its segment.
+
+        Raises:
+            OSError: Not all could be marked.
+        """
         by_segment: dict[int, list[tuple[BlockName, DiskPlace]]] = {}
         for name, place in names:
             by_segment.setdefault(place.segment, []).append((name, place))

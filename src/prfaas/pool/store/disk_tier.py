@@ -208,7 +208,10 @@ class DiskTier:
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
         """Queue a block to be written; `done` is called from the loop when its turn is over.
-        Returns False if the queue is full, the disk has failed, or start is not over."""
+
+        Returns:
+            False if the queue is full, the disk has failed, or start is not over.
+        """
         return self._writer.offer(name, block, done)
 
     def missed(self) -> None:

@@ -269,7 +269,10 @@ class DiskWriter:
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
         """Queue a block to be written; `done` is called from the loop when its turn is over.
-        Returns False if the queue is full, the disk has failed, or start is not over."""
+
+        Returns:
+            False if the queue is full, the disk has failed, or start is not over.
+        """
         size = len(block.data)
         is_full = self._queued_bytes and self._queued_bytes + size > QUEUE_BYTES_MAX
         if not self.is_open or self._has_failed or is_full:

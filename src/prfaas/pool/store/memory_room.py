@@ -116,7 +116,10 @@ class MemoryRoom:
         """Memory to receive a block into before it is put. Any thread may ask.
 
         Where all memory is taken it is a buffer of its own, and from then on some is kept free.
-        Returns None if memory is full; `keep_room` frees some for the next."""
+
+        Returns:
+            None if memory is full; `keep_room` frees some for the next.
+        """
         if num_bytes > self.capacity_bytes:
             return None
         buffer = self.arena.allocate(num_bytes)
@@ -331,7 +334,10 @@ class MemoryRoom:
 
     def spill(self, *, again: bool = False) -> None:
         """Offer to the tier written in advance what would be evicted next, if it is not there yet.
-        `again`: Even if it refused before and has written nothing since: it may have recovered."""
+
+        Args:
+            again: Even if it refused before and has written nothing since: it may have recovered.
+        """
         tier = self._tiers.in_advance
         wanted = min(int(self.capacity_bytes * CLEAN_RATIO), CLEAN_BYTES_MAX)
         if tier is None or self.clean_bytes > wanted // 2 or (self._is_refused and not again):

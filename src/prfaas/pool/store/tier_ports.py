@@ -42,7 +42,10 @@ class StoreObserver(Protocol):
 
 class ReadBudget:
     """Time limit of all slow reads of one request together. It starts with the first read.
-    `limit_s`: Seconds; None is unlimited."""
+
+    Args:
+        limit_s: Seconds; None is unlimited.
+    """
 
     def __init__(
         self, limit_s: float | None = None, clock_s: Callable[[], float] = time.monotonic
@@ -107,13 +110,22 @@ class LowerTier(Protocol):
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
         """Ask it to write a block.
 
-        It calls `done` later, from the event loop, when the bytes are no longer needed. Returns
-        False if it does not take the block; `done` is not called then."""
+        It calls `done` later, from the event loop, when the bytes are no longer needed.
+
+        Returns:
+            False if it does not take the block; `done` is not called then.
+        """
         ...
 
     async def read(self, name: BlockName, into: memoryview, budget: ReadBudget) -> bytes | None:
-        """Read and check a block. `into`: As long as the block. Returns its digest; None if it
-        could not be read, in time or at all."""
+        """Read and check a block.
+
+        Args:
+            into: As long as the block.
+
+        Returns:
+            Its digest; None if it could not be read, in time or at all.
+        """
         ...
 
     async def count(self, scope: Scope) -> tuple[set[BlockName], int]:

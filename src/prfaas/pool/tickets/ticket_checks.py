@@ -70,8 +70,11 @@ class TicketChecks:
         """Refuse all tickets: the pool is about to stop."""
 
     def met(self, peer: str, regions: Regions) -> bool:
-        """A pool has connected with a certificate that names these regions. Returns True if its
-        certificate named others before: what is open with it has to end."""
+        """A pool has connected with a certificate that names these regions.
+
+        Returns:
+            True if its certificate named others before: what is open with it has to end.
+        """
         before = self._peers.get(peer, regions)
         self._peers[peer] = regions
         return bool(self.regions) and before != regions

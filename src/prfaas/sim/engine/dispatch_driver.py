@@ -61,8 +61,11 @@ class LeastDelays:
 
 
 def too_early(heard: LeastDelays, needed_ns: dict[News, int]) -> list[str]:
-    """One line for each kind of news that was told before it could be known. `needed_ns`: How long
-    each kind takes, ns."""
+    """One line for each kind of news that was told before it could be known.
+
+    Args:
+        needed_ns: How long each kind takes, ns.
+    """
     return [
         f"the gateway heard of a {news} after {late_ns} ns; that takes {needed_ns[news]} ns"
         for news, late_ns in heard.least_ns.items()

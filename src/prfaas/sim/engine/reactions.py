@@ -43,8 +43,11 @@ class Reactions:
 
 
 class SimulatedSuspects:
-    """Suspects of a run, by index of their request: no two requests have the same prompt. `report`:
-    Called with a request, and the event that it may run again or is refused."""
+    """Suspects of a run, by index of their request: no two requests have the same prompt.
+
+    Args:
+        report: Called with a request, and the event that it may run again or is refused.
+    """
 
     def __init__(self, clock: Clock, report: Callable[[int, AnyEvent], None]) -> None:
         self._clock, self._report, self._quarantine = clock, report, Quarantine()

@@ -10,8 +10,11 @@ from prfaas.sim.system.setup import Setup
 
 
 class SimulatedRelay:
-    """Tokens of one answer that the instance which prefilled makes after the first. `num_tokens`:
-    Most that it was asked for."""
+    """Tokens of one answer that the instance which prefilled makes after the first.
+
+    Args:
+        num_tokens: Most that it was asked for.
+    """
 
     __slots__ = (
         *("_clock", "_most", "_on_all", "_request", "_setup"),

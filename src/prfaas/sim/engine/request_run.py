@@ -314,8 +314,11 @@ class SimulatedRequestRun(_Passive):
 
     def _prefill(self, sent_as: int | None = None) -> None:
         """Queue the prompt at the instance that prefills, once it has crossed the link that its
-        blocks take, if they take one. `sent_as`: Attempt whose prompt has crossed it; None if it is
-        yet to be sent."""
+        blocks take, if they take one.
+
+        Args:
+            sent_as: Attempt whose prompt has crossed it; None if it is yet to be sent.
+        """
         request, routed, parts = self.request, self.routed, self._parts
         if sent_as is not None and sent_as != request.attempt:
             return

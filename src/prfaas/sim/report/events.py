@@ -42,7 +42,11 @@ not begin or end are null."""
 
 
 def events_of(title: str, runs: Mapping[str, ScenarioRun]) -> Iterator[str]:
-    """Lines of the runs of one scenario, each ended by a line feed. `runs`: By policy."""
+    """Lines of the runs of one scenario, each ended by a line feed.
+
+    Args:
+        runs: By policy.
+    """
     yield _line({"kind": KIND, "title": title, "request": FIELDS})
     for name, run in runs.items():
         yield _line({"run": name, **system_of(run.scenario.setup)})

@@ -204,7 +204,11 @@ _PLOT_COLUMNS = 120
 def print_report(
     scenario: Scenario, runs: Runs, origin: Mapping[str, str], console: Console
 ) -> None:
-    """Write the whole report. `origin`: Where the report comes from: command, version."""
+    """Write the whole report.
+
+    Args:
+        origin: Where the report comes from: command, version.
+    """
     console.print(Text(scenario.title, style="bold"))
     console.print(Text("; ".join((f"seed {scenario.seed}", *scenario.notes))))
     for failure in scenario.setup.failures:

@@ -80,7 +80,10 @@ class DecodeInstance:
 
     def compute(self, chunk_ns: float) -> float:
         """Prefill beside the batch from now on, in chunks that take so long; 0 is not any more.
-        Returns time of a step of the batch without a chunk, ns: 0 without a batch."""
+
+        Returns:
+            Time of a step of the batch without a chunk, ns: 0 without a batch.
+        """
         self._advance()
         self._chunk_ns = chunk_ns
         self._plan_next()

@@ -63,7 +63,10 @@ class Devices:
         self, name: str, then: Callable[[PrefillJob], None]
     ) -> Callable[[PrefillJob], None]:
         """Callback for the end of an instance's jobs: cache the computed blocks, and continue.
-        `then`: What comes after; all there is to do where its memory is not simulated."""
+
+        Args:
+            then: What comes after; all there is to do where its memory is not simulated.
+        """
         if name not in self._caches:
             return then
 
@@ -165,8 +168,11 @@ class Pool:
 
 
 class Caches:
-    """All pools by name, and what instances hold themselves. `instances`: Names of the instances
-    that prefill, by cluster."""
+    """All pools by name, and what instances hold themselves.
+
+    Args:
+        instances: Names of the instances that prefill, by cluster.
+    """
 
     def __init__(self, setup: Setup, instances: Mapping[str, Sequence[str]]) -> None:
         self.block_tokens = setup.blocks.tokens

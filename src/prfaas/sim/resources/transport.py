@@ -168,9 +168,12 @@ class Transport:
         transfer.flow = self.link.open(request, transfer.shipped_bytes)
 
     def ship(self, request: Request, chunks: list[tuple[int, int]], since_ns: int) -> None:
-        """Ship what belongs to the first new tokens of a prompt as they are computed. `chunks`:
-        Tokens, and the time since `since_ns` when they are computed, ns; the last one is left out,
-        which `finish` ships."""
+        """Ship what belongs to the first new tokens of a prompt as they are computed.
+
+        Args:
+            chunks: Tokens, and the time since `since_ns` when they are computed, ns; the last one
+                is left out, which `finish` ships.
+        """
         transfer = self._open.get(request)
         if transfer is None or transfer.flow is None:
             return

@@ -32,7 +32,11 @@ def column(requests: Sequence[Request], name: str) -> IntArray:
 
 
 class Columns(dict[str, IntArray]):
-    """Attributes of requests by name; each is read once. `read`: Gives the column of a name."""
+    """Attributes of requests by name; each is read once.
+
+    Args:
+        read: Gives the column of a name.
+    """
 
     def __init__(self, read: Callable[[str], IntArray]) -> None:
         super().__init__()

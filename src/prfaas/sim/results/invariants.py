@@ -34,8 +34,11 @@ class BrokenInvariantError(PrfaasError):
 
 def check(simulation: Simulation, columns: Columns | None = None) -> None:
     """Check conservation, causality, leaks, and that no report reached a decision too early;
-    BrokenInvariantError if one line for everything that does not hold. `columns`: Of its requests,
-    if they were read already."""
+    BrokenInvariantError if one line for everything that does not hold.
+
+    Args:
+        columns: Of its requests, if they were read already.
+    """
     columns = columns_of(simulation.requests) if columns is None else columns
     broken = [
         *_conservation(simulation, columns),

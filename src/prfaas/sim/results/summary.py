@@ -88,7 +88,10 @@ def by_tenant(
     sim: Simulation, arrived: Iterable[Request], good: Iterable[Request]
 ) -> dict[str, dict[str, float]]:
     """Requests that arrived, were admitted and met every target, and prefill that was admitted, s.
-    `good`: Those of them that met every target."""
+
+    Args:
+        good: Those of them that met every target.
+    """
     of_tenant: dict[str, list[Request]] = {}
     for request in arrived:
         of_tenant.setdefault(request.tenant, []).append(request)

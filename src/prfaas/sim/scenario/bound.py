@@ -56,8 +56,11 @@ class Use:
 
 
 def bound(scenario: Scenario) -> float:
-    """Upper bound of the goodput of a scenario, req/s. `ConfigError`: It has no TTFT target, not
-    exactly one PrfaaS cluster, or no decode instances."""
+    """Upper bound of the goodput of a scenario, req/s.
+
+    Raises:
+        ConfigError: It has no TTFT target, not exactly one PrfaaS cluster, or no decode instances.
+    """
     setup = scenario.setup
     if setup.slo.ttft_ns is None or len(setup.prfaas) != 1 or not setup.num_decode:
         raise ConfigError(

@@ -53,8 +53,11 @@ def make_failures(
     num_pd_instances: int,
     num_pd_hosts: int,
 ) -> tuple[Failure, ...]:
-    """Failures; ConfigError if a cluster or an instance does not exist. `num_prefill`: PD instances
-    that prefill."""
+    """Failures; ConfigError if a cluster or an instance does not exist.
+
+    Args:
+        num_prefill: PD instances that prefill.
+    """
     counts = {cluster.name: cluster.num_instances for cluster in clusters}
     hosts = {local: num_pd_hosts, **{cluster.name: cluster.num_hosts for cluster in clusters}}
     for table in tables:
@@ -121,8 +124,13 @@ def make_setup(
     file: ScenarioFile, question: Question, num_prompt_tokens_max: int
 ) -> tuple[Setup, list[str]]:
     """The system that a file and its plan describe; ConfigError if they do not fit together.
-    `num_prompt_tokens_max`: No prompt is longer. Returns the setup, and what a reader of the
-    results should know."""
+
+    Args:
+        num_prompt_tokens_max: No prompt is longer.
+
+    Returns:
+        The setup, and what a reader of the results should know.
+    """
     problem, pd = question.problem, question.problem.pd
     found = best_operation(problem, StageMode.EXACT)
     num_prefill = _num_prefill(file, found, pd.num_instances)

@@ -31,8 +31,12 @@ _NUMBER = re.compile(r"[+-]?\d{1,20}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?", re.AS
 
 def calendar_ns(column: str, text: str) -> int:
     """Nanoseconds since 1970 of a date and time, exact to nine digits of the second; DroppedError
-    if the value is invalid. `text`: As in "2023-11-16 18:15:46.6805900" or "2024-05-10
-    00:00:00.009930+00:00"; without a time zone it is UTC."""
+    if the value is invalid.
+
+    Args:
+        text: As in "2023-11-16 18:15:46.6805900" or "2024-05-10 00:00:00.009930+00:00"; without a
+            time zone it is UTC.
+    """
     match = _CALENDAR.fullmatch(text)
     try:
         if match is None:
@@ -55,7 +59,10 @@ def _seconds(whole: str, zone: str) -> int:
 
 def seconds_ns(column: str, text: str) -> int:
     """Nanoseconds of a number of seconds from any origin; DroppedError if the value is invalid.
-    `text`: A decimal number, 0 or more."""
+
+    Args:
+        text: A decimal number, 0 or more.
+    """
     if not _NUMBER.fullmatch(text):
         raise DroppedError(
             f"{column} is no number", f"{column} is {text[:40]!a}; expected seconds as a number"
@@ -144,8 +151,11 @@ def columns_of(header: bytes) -> list[str]:
 
 
 class CsvRows:
-    """Rows of a file in a CSV format; ConfigError if a column is missing or there twice. `number`:
-    Line of the header."""
+    """Rows of a file in a CSV format; ConfigError if a column is missing or there twice.
+
+    Args:
+        number: Line of the header.
+    """
 
     def __init__(self, form: CsvFormat, path: Path, number: int, header: bytes) -> None:
         columns = columns_of(header)

@@ -125,7 +125,10 @@ def _refuse(row: MooncakeLine, at: float, output: int, unit: Unit) -> None:
 
 def looks_like_seconds(at_ns: Sequence[int]) -> str:
     """The reason why timestamps that were read as ms are most likely seconds; empty if none.
-    `at_ns`: Instants of the requests in order, read as ms."""
+
+    Args:
+        at_ns: Instants of the requests in order, read as ms.
+    """
     first_ms = at_ns[0] / NS_PER_MS
     if _SINCE_1970_S[0] <= first_ms < _SINCE_1970_S[1]:
         return f"timestamp {first_ms:.0f} is a time since 1970 in seconds, and 20 days in ms"
@@ -175,8 +178,11 @@ _MARKS = (
 
 
 def detect(path: Path) -> str:
-    """The name of a file's format. `ConfigError`: The file cannot be read, is empty, or is in no
-    known format."""
+    """The name of a file's format.
+
+    Raises:
+        ConfigError: The file cannot be read, is empty, or is in no known format.
+    """
     found: list[str] = []
     for number, line in islice(read_lines(path), _NUM_LINES):
         if line is None or line.startswith(b"{"):

@@ -42,7 +42,11 @@ class TextUnits:
 
 
 def characters(per_token: float) -> TextUnits:
-    """Characters with a fixed number per token. `per_token`: In [0.25, 64]."""
+    """Characters with a fixed number per token.
+
+    Args:
+        per_token: In [0.25, 64].
+    """
     return TextUnits(
         f"{per_token:g} characters a token",
         lambda text: text.encode("utf-32-le"),
@@ -53,8 +57,11 @@ def characters(per_token: float) -> TextUnits:
 
 
 def tokens_of(directory: Path) -> TextUnits:
-    """Tokens of a model; ConfigError if it cannot be read. `directory`: Holds its
-    `tokenizer.json`."""
+    """Tokens of a model; ConfigError if it cannot be read.
+
+    Args:
+        directory: Holds its `tokenizer.json`.
+    """
     from tokenizers import Tokenizer
 
     path = directory / "tokenizer.json"

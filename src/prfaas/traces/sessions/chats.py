@@ -155,7 +155,11 @@ class _Reader:
 
 
 class _Session:
-    """Follows the messages of a session. `units`: What texts are measured in."""
+    """Follows the messages of a session.
+
+    Args:
+        units: What texts are measured in.
+    """
 
     def __init__(
         self,
@@ -179,7 +183,11 @@ class _Session:
         self._unanswered = False
 
     def add(self, message: SessionMessage) -> None:
-        """Add a message. `DroppedError`: The session becomes too long."""
+        """Add a message.
+
+        Raises:
+            DroppedError: The session becomes too long.
+        """
         self._notes[NOT_TEXT] += message.num_media
         text = self._units.cut(message.text)
         if not message.is_answer:

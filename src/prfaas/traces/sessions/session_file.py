@@ -207,8 +207,11 @@ NUM_BLOCKS = 4_000_000
 
 
 def block_tokens_of(sessions: Sequence[Session], coarse_tokens: int) -> int:
-    """Tokens of a block to flatten sessions with. `coarse_tokens`: For sessions with many blocks,
-    if it is a multiple of theirs."""
+    """Tokens of a block to flatten sessions with.
+
+    Args:
+        coarse_tokens: For sessions with many blocks, if it is a multiple of theirs.
+    """
     own = max(session.block_tokens for session in sessions)
     num_tokens = sum(turn.num_prompt_tokens for session in sessions for turn in session.turns)
     divides = all(coarse_tokens % session.block_tokens == 0 for session in sessions)
@@ -249,8 +252,11 @@ _encoder = msgspec.json.Encoder()
 
 
 def check_target(path: Path, source: Path, *, overwrite: bool = False) -> None:
-    """Check where a file is to be written. `ConfigError`: Its name does not end as it should, or it
-    exists and may not be replaced."""
+    """Check where a file is to be written.
+
+    Raises:
+        ConfigError: Its name does not end as it should, or it exists and may not be replaced.
+    """
     if not path.name.endswith(SUFFIXES):
         raise ConfigError(f"{path}: the name of the file has to end in {' or '.join(SUFFIXES)}")
     if path.exists() and (not overwrite or path.samefile(source)):
@@ -303,8 +309,11 @@ class SessionLine(msgspec.Struct, omit_defaults=True):
 
 
 def session_lines(chats: Chats, pause_s: float) -> Iterator[SessionLine]:
-    """The lines of all sessions. `pause_s`: Before a turn whose pause is not recorded; how many is
-    added to `chats.notes`."""
+    """The lines of all sessions.
+
+    Args:
+        pause_s: Before a turn whose pause is not recorded; how many is added to `chats.notes`.
+    """
     starts = [turns[0].asked_at_s for turns in chats.sessions]
     first_s = min((at for at in starts if at is not None), default=0.0)
     for i, (turns, at) in enumerate(zip(chats.sessions, starts, strict=True)):

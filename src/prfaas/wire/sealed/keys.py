@@ -80,8 +80,11 @@ class LinkSecret:
         return _expand(self.secret, ID_BYTES, b"id", *self._ends)
 
     def of_connection(self, number: int) -> bytes:
-        """Return the secret of a data connection. `number`: Below NUMBER_MAX; no two connections of
-        a session have the same."""
+        """Return the secret of a data connection.
+
+        Args:
+            number: Below NUMBER_MAX; no two connections of a session have the same.
+        """
         return _expand(self.secret, SECRET_BYTES, b"connection", number.to_bytes(8), *self._ends)
 
     @property

@@ -178,8 +178,11 @@ class ConnectionNumbers:
         self._lock = threading.Lock()
 
     def claim(self, number: int) -> None:
-        """Use a number whose opening was authenticated. Any thread may call it. `SealError`: It was
-        used, or may have been."""
+        """Use a number whose opening was authenticated. Any thread may call it.
+
+        Raises:
+            SealError: It was used, or may have been.
+        """
         with self._lock:
             self._claim(number)
 

@@ -77,7 +77,11 @@ class SealedStream:
 
     def filled(self, num_bytes: int) -> FragmentPrefix | None:
         """Record that `num_bytes` bytes were written to the start of `view`; PeerError if a record
-        fails its tag, or its content is no fragment. Returns the fragment that they complete."""
+        fails its tag, or its content is no fragment.
+
+        Returns:
+            The fragment that they complete.
+        """
         self._count += num_bytes
         done, size = None, self._record_bytes
         if self._body is not None and self._count >= size:
@@ -95,7 +99,11 @@ class SealedStream:
         """A fragment has a place only while it is opened: there is nothing to divert."""
 
     def ended(self) -> None:
-        """The connection has ended. `SealError`: In the midst of a fragment."""
+        """The connection has ended.
+
+        Raises:
+            SealError: In the midst of a fragment.
+        """
         if self._count or self._body is not None:
             raise SealError("a data connection was cut within a fragment")
 
@@ -113,8 +121,11 @@ class ClearStream:
     """The same for a connection under `network`: bytes are written straight to their place.
 
     A fragment is complete when its tag was compared with what is there. The next one gets its place
-    only after it was returned. `place`: Where the bytes of a fragment go: as much memory as bytes
-    follow its prefix."""
+    only after it was returned.
+
+    Args:
+        place: Where the bytes of a fragment go: as much memory as bytes follow its prefix.
+    """
 
     def __init__(self, opener: Opener, place: Place) -> None:
         self._opener = opener

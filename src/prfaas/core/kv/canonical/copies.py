@@ -55,8 +55,11 @@ def page_bytes(layer: LayerParts, tp_size: int, num_pages: int = 1) -> int:
 
 
 def row_runs(layers: Sequence[LayerParts], ranks: Sequence[RankPages]) -> list[CopyRun]:
-    """Return the copies between a row and a canonical block of these layers. `ValueError`: A layer
-    lies in no rank, or in pages that cannot share its tokens."""
+    """Return the copies between a row and a canonical block of these layers.
+
+    Raises:
+        ValueError: A layer lies in no rank, or in pages that cannot share its tokens.
+    """
     starts = [0]
     for layer in layers:
         starts.append(starts[-1] + layer_bytes(layer))

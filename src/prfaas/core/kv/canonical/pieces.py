@@ -45,10 +45,15 @@ class _Fragment(NamedTuple):
 
 
 def pieces(announced: Iterable[CopyRun], block_bytes: int, row_bytes: int) -> Pieces:
-    """Return the copies of a group's block. `announced`: Any that cover the block; those that cover
-    a part of it again are replicas. `ValueError`: The runs are more than FRAGMENTS_MAX fragments,
-    reach beyond the row or the block, leave a part of the block out, or overlap without being
-    replicas."""
+    """Return the copies of a group's block.
+
+    Args:
+        announced: Any that cover the block; those that cover a part of it again are replicas.
+
+    Raises:
+        ValueError: The runs are more than FRAGMENTS_MAX fragments, reach beyond the row or the
+            block, leave a part of the block out, or overlap without being replicas.
+    """
     runs = list(announced)
     num = sum(run.fragments for run in runs)
     if num > FRAGMENTS_MAX:

@@ -68,8 +68,12 @@ class Body(msgspec.Struct):
 
 
 def read_body(data: bytes, model: str) -> tuple[Body, Mapping[str, Any]]:
-    """A body, typed and as it came. `RequestError`: It is no JSON object, a field has the wrong
-    type, or it asks for another model."""
+    """A body, typed and as it came.
+
+    Raises:
+        RequestError: It is no JSON object, a field has the wrong type, or it asks for another
+            model.
+    """
     try:
         raw = msgspec.json.decode(data)
         body = msgspec.convert(raw, Body)

@@ -72,7 +72,11 @@ class AnswerGeneration:
         )
 
     async def run(self) -> AsyncIterator[list[AnswerChoice]]:
-        """Generate the answers. Yields choices that have new tokens."""
+        """Generate the answers.
+
+        Yields:
+            Choices that have new tokens.
+        """
         tasks = [asyncio.create_task(self._work(n, work)) for n, work in enumerate(self._works)]
         try:
             num_open = len(tasks)

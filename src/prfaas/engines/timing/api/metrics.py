@@ -63,7 +63,11 @@ def _values(instance: TimedInstance) -> dict[tuple[_Kind, str], float]:
 
 
 class TimingMetrics:
-    """Metrics of the instances behind a URL. `model`: Name of their model."""
+    """Metrics of the instances behind a URL.
+
+    Args:
+        model: Name of their model.
+    """
 
     def __init__(self, model: str) -> None:
         self._registry, self._instances = CollectorRegistry(), list[TimedInstance]()

@@ -18,8 +18,11 @@ LOOKED_AT_MAX = 20_000
 
 
 class Vocabulary:
-    """Text to tokens and back; ConfigError if there is no tokenizer. `path`: Checkpoint directory;
-    of a checkpoint, only tokenizer and `config.json` are read."""
+    """Text to tokens and back; ConfigError if there is no tokenizer.
+
+    Args:
+        path: Checkpoint directory; of a checkpoint, only tokenizer and `config.json` are read.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path

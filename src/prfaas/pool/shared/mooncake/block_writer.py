@@ -50,8 +50,12 @@ class BlockWriter(SealingWriter):
         self._said = LogThrottle()
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
-        """Queue a block; `done` is called once it is sealed, or dropped. Returns False if it is
-        dropped at once: it is too large, too much waits, or the store takes nothing."""
+        """Queue a block; `done` is called once it is sealed, or dropped.
+
+        Returns:
+            False if it is dropped at once: it is too large, too much waits, or the store takes
+            nothing.
+        """
         if sealed_bytes_max(len(block.data)) > self._memory.writes.capacity_bytes:
             self._metrics.blocks_dropped.labels(reason="shared_large").inc()
             return False

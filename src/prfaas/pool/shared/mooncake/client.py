@@ -65,8 +65,11 @@ class ClientMemory:
 
 
 class Buffers:
-    """Hands out parts of a range, first fit. Lives on one event loop. `start`: Offset of the
-    range."""
+    """Hands out parts of a range, first fit. Lives on one event loop.
+
+    Args:
+        start: Offset of the range.
+    """
 
     def __init__(self, start: int, num_bytes: int) -> None:
         self.capacity_bytes = num_bytes
@@ -85,7 +88,11 @@ class Buffers:
         return None
 
     async def taken(self, num_bytes: int) -> int:
-        """Offset of a buffer, once there is room. `num_bytes`: At most the capacity."""
+        """Offset of a buffer, once there is room.
+
+        Args:
+            num_bytes: At most the capacity.
+        """
         while (offset := self.take(num_bytes)) is None:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -151,9 +158,12 @@ class MooncakeClient:
     def ask(
         self, operation: StoreOperation, names: list[str], offset: int = 0, num_bytes: int = 0
     ) -> asyncio.Future[list[int]]:
-        """Send an order; TransferError if there is no process that could take it. Returns the codes
-        of the library. Ends in any case, at the latest when the process is killed; until then the
-        process may use the buffer."""
+        """Send an order; TransferError if there is no process that could take it.
+
+        Returns:
+            The codes of the library. Ends in any case, at the latest when the process is killed;
+            until then the process may use the buffer.
+        """
         if self._writer is None:
             raise TransferError("its client is not connected")
         self._number += 1
@@ -260,8 +270,11 @@ def check_package() -> None:
 
 
 def check_library() -> None:
-    """Check that the native library can be loaded, in a process of its own. `ConfigError`: It
-    cannot; with the command that installs what is missing."""
+    """Check that the native library can be loaded, in a process of its own.
+
+    Raises:
+        ConfigError: It cannot; with the command that installs what is missing.
+    """
     check_package()
     done = subprocess.run(
         [sys.executable, "-c", "import mooncake.store"],

@@ -43,7 +43,11 @@ LOCAL_BYTES = 16 << 20
 
 
 class StoreClient:
-    """Runs orders. `orders`: Socket to the pool node."""
+    """Runs orders.
+
+    Args:
+        orders: Socket to the pool node.
+    """
 
     def __init__(self, orders: socket.socket, memory: mmap.mmap, setup: StoreSetup) -> None:
         self._orders, self._lock = orders, threading.Lock()

@@ -32,8 +32,11 @@ class Known(NamedTuple):
 
 
 class KnownBlocks:
-    """Blocks, those first that were not checked for longest. `blocks_max`: Limit of blocks; the
-    first is forgotten for another one."""
+    """Blocks, those first that were not checked for longest.
+
+    Args:
+        blocks_max: Limit of blocks; the first is forgotten for another one.
+    """
 
     def __init__(self, blocks_max: int = KNOWN_MAX) -> None:
         self._blocks_max = blocks_max

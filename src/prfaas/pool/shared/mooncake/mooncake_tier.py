@@ -115,7 +115,14 @@ class MooncakeTier(ShownBlocks[Known]):
             return {name for name in asked if name in self}
 
     async def _ask(self, names: Sequence[BlockName], limit_s: float) -> set[BlockName]:
-        """Ask for blocks. Returns those that are there. `TransferError`: No answer, or an error."""
+        """Ask for blocks.
+
+        Returns:
+            Those that are there.
+
+        Raises:
+            TransferError: No answer, or an error.
+        """
         orders = [
             self.client.ask(
                 StoreOperation.EXIST,
@@ -142,8 +149,11 @@ class MooncakeTier(ShownBlocks[Known]):
     # --- blocks ---
 
     async def read(self, name: BlockName, into: memoryview, budget: ReadBudget) -> bytes | None:
-        """Read, open and check a block. Returns its digest; None if it could not be had in time, or
-        at all."""
+        """Read, open and check a block.
+
+        Returns:
+            Its digest; None if it could not be had in time, or at all.
+        """
         if name not in self:
             return None
         try:
@@ -161,7 +171,10 @@ class MooncakeTier(ShownBlocks[Known]):
 
     async def _read(self, name: BlockName, into: memoryview, limit_s: float) -> bytes | None:
         """Return the digest of a block; None if the store does not have it as it was written.
-        `TransferError`: No answer, or an error."""
+
+        Raises:
+            TransferError: No answer, or an error.
+        """
         size = sealed_bytes_max(len(into))
         buffers = self._memory.reads
         offset = await buffers.taken(size)
@@ -288,7 +301,11 @@ class MooncakeTier(ShownBlocks[Known]):
         """Delete every block of the site, of whatever source and tenant.
 
         The origin of a block is sealed in it, and other nodes wrote blocks that this one does not
-        know of. `TransferError`: The store failed."""
+        know of.
+
+        Raises:
+            TransferError: The store failed.
+        """
         self._gone(list(self._blocks))
         await self._writer.drop(self._rules.matcher(scope))
         self._gone(list(self._blocks))

@@ -80,8 +80,11 @@ class MooncakeSettings:
 
 
 def mooncake_settings(table: MooncakeTable, cluster: str) -> MooncakeSettings:
-    """Settings from a table of the deployment file. `cluster`: Name of its cluster, which is the
-    prefix unless the table has one."""
+    """Settings from a table of the deployment file.
+
+    Args:
+        cluster: Name of its cluster, which is the prefix unless the table has one.
+    """
     return MooncakeSettings(
         split_address(table.master),
         table.keys,
