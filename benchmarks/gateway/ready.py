@@ -26,7 +26,7 @@ from tests.deployments import started
 
 from .load import cpu_s
 from .prompts import make_checkpoint
-from .systems import children, bare_engine, laid
+from .systems import bare_engine, children, laid
 
 LOOK_S = 0.005
 
@@ -66,7 +66,11 @@ async def run(local: Path, turns: int, vocabulary: int, workers: int) -> None:
     """Measure in turns."""
     make_checkpoint(local / "model")
     widen(local / "model", vocabulary)
-    async with bare_engine("answer") as url, aiohttp.ClientSession() as http, AsyncExitStack() as stack:
+    async with (
+        bare_engine("answer") as url,
+        aiohttp.ClientSession() as http,
+        AsyncExitStack() as stack,
+    ):
         pools, [gateway] = parts(await laid(local, {}, url, workers))
         # As installed packages have theirs.
         gateway.command.env.pop("PYTHONDONTWRITEBYTECODE", None)
