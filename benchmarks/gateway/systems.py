@@ -34,6 +34,7 @@ path = "{local}/model"
 [gateway]
 listen = "127.0.0.1:0"
 workers = {workers}
+requests_max = 20000
 
 [routing]
 offload_threshold = 1000000
