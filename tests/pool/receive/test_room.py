@@ -169,7 +169,7 @@ async def test_a_block_of_another_size_gives_way_to_an_engines(world: World) -> 
 
 def num_arrived(peer: Peer) -> int:
     """Blocks that were acknowledged."""
-    return sum(len(one.keys) for one in peer.of(Arrived) if isinstance(one, Arrived))
+    return sum(len(one.keys) for one in peer.of(Arrived))
 
 
 async def test_a_fragment_that_came_again_leaves_no_second_copy_of_its_block(world: World) -> None:
