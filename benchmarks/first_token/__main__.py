@@ -3,9 +3,8 @@ without. Needs root.
 
     python -m benchmarks.first_token [--rate 1] [--rtt-ms 40] [--tokens 8192,32768] [--requests 8]
 
-Timing engines at the sizes of the paper, bytes and link scaled as in the case study; one request
-after the other, of each kind in turns forth and back, each answer checked token by token. Prints a table in
-Markdown.
+Timing engines at the sizes of the paper, bytes and link scaled; one request after the other, of
+each kind in turns forth and back, each answer checked token by token. Prints a table in Markdown.
 """
 
 import argparse
