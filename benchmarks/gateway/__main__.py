@@ -31,7 +31,7 @@ HELP_DYNAMO = """environment with NVIDIA Dynamo: `python -m venv VENV`, then
 `VENV/bin/pip install --no-deps ai-dynamo==1.6.1`, `VENV/bin/pip install ai-dynamo-runtime==1.6.1
 aiohttp msgspec numpy prometheus-client pyyaml pyzmq tqdm transformers zstandard`"""
 SHORT, OUTPUT = 100, 16
-NUM_HELD, NUM_HELD_BY_DYNAMO = 9500, 2000
+NUM_HELD, NUM_HELD_BY_DYNAMO = 2000, 2000
 """Open streams, two descriptors each; Dynamo's engines hold fewer."""
 NUM_SESSIONS, NUM_SESSIONS_OF_OTHERS, SESSIONS_AT_ONCE = 5000, 500, 100
 
