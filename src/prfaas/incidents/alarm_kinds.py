@@ -61,7 +61,7 @@ class AlarmKind:
     kind: Kind
     severity: Severity
     condition: str
-    """When the console shows it; empty if a gateway cannot see it."""
+    """Condition under which the console shows it; empty if a gateway cannot see it."""
     does: str
     """What the system does about it, one sentence."""
     todo: str

@@ -50,11 +50,11 @@ class Facts:
     """Inputs of the rules in addition to the history."""
 
     missing_engines: Mapping[str, str] = field(default_factory=dict)
-    """Why they are not ready, by engine."""
+    """Reason why they are not ready, by engine."""
     has_pd_engine: bool = True
     """True if an engine of the PD cluster takes requests."""
     silent_pools: Mapping[str, str] = field(default_factory=dict)
-    """Why their event streams are not connected, by pool."""
+    """Reason why their event streams are not connected, by pool."""
     down_links: Sequence[str] = ()
     """Links that are down while both pools answer: "SOURCE>DESTINATION"."""
     open_breakers: Mapping[str, str] = field(default_factory=dict)
@@ -80,9 +80,9 @@ class Facts:
     mismatches: Mapping[str, str] = field(default_factory=dict)
     """What differs of an engine's KV layout, by engine."""
     refused_members: Mapping[str, str] = field(default_factory=dict)
-    """Why a listed member is not used, by its name."""
+    """Reason why a listed member is not used, by its name."""
     source_faults: Mapping[str, str] = field(default_factory=dict)
-    """Why the list of a source of members is old, by source."""
+    """Reason why the list of a source of members is old, by source."""
     waiting: Mapping[str, str] = field(default_factory=dict)
     """Settings that are used from the next start on, by source."""
     detached_engines: Mapping[str, str] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Facts:
     frozen_s: float = 0.0
     """Time for which the loops have been frozen; 0 if they run."""
     why_unwritten: str = ""
-    """Why the log of incidents cannot be written; empty if it can."""
+    """Reason why the log of incidents cannot be written; empty if it can."""
 
 
 def alarms(history: History, now_unix_s: float, facts: Facts) -> list[Alarm]:

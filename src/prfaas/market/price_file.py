@@ -93,7 +93,7 @@ class MarketClock:
         self._path, self._note = path, note
         self._stamp: Stamp | None = None
         self.fault = ""
-        """Why the file was not read; "" while it was."""
+        """Reason why the file was not read; "" while it was."""
 
     def beat(self, now_ns: int) -> None:
         """Follow the wall clock, which may be set, and the file."""

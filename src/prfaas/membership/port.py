@@ -17,7 +17,7 @@ class Source(Protocol):
     name: str
     """Label of metrics, one of few."""
     fault: str
-    """Why the last list is old; "" if it is current."""
+    """Reason why the last list is old; "" if it is current."""
     waits: str
     """Keys of what has changed beside it and is used from the next start on; "" for none."""
     current_at_s: float

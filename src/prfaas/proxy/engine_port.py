@@ -62,7 +62,7 @@ class ProxyEnginePort:
         self._engine, self._url, self._http = engine, url, http
         self._turns, self._connections, self._metrics = turns, connections, metrics
         self._pages: dict[str, tuple[float, asyncio.Task[_Page | None]]] = {}
-        """When the engine was asked for a page, seconds, and its answer."""
+        """Time when the engine was asked for a page, seconds, and its answer."""
 
     def app(self) -> web.Application:
         """The application that serves the port."""

@@ -108,7 +108,7 @@ class FragmentPrefix:
     block_bytes: int
     """Size of its block, decoded."""
     offset: int
-    """Where it belongs in its block."""
+    """Its place in its block."""
     num_bytes: int
     """How much of the block it is, decoded."""
     is_inherited: bool = False

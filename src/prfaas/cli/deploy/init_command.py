@@ -31,7 +31,7 @@ class Kit:
     then: str
     """Next command."""
     needs: str = ""
-    """What it needs beyond prfaas; "" for nothing."""
+    """Requirements beyond prfaas; "" for none."""
 
 
 KITS = {

@@ -52,13 +52,13 @@ class Topology:
     run: str
     """Identifier of this start."""
     pools: dict[str, Address]
-    """Where each pool node is reached."""
+    """Place where each pool node is reached."""
     engines: dict[str, str]
     """Base URL of each engine."""
     gateway: Address
-    """Where the gateway listens."""
+    """Place where the gateway listens."""
     admins: dict[str, Address]
-    """Where the pool nodes started here serve health and metrics."""
+    """Place where the pool nodes started here serve health and metrics."""
 
     @property
     def endpoints(self) -> Endpoints:

@@ -103,23 +103,23 @@ class ProcessPart:
     kind: str
     """"pool node", "engine" or "gateway"."""
     command: Command
-    """What to run."""
+    """Command to run."""
     health_url: str
     """Answers 200 once the part is ready."""
     log: Path
-    """Where its output goes."""
+    """Place where its output goes."""
     leftovers: list[Path] = field(default_factory=list)
     """Files to remove once it is gone; the last component may be a pattern."""
     places: dict[str, str] = field(default_factory=dict)
-    """Where it is reached, such as `{"pd-pool": "127.0.0.1:7100"}`, by name of a part."""
+    """Place where it is reached, such as `{"pd-pool": "127.0.0.1:7100"}`, by name of a part."""
     whole_url: str = ""
     """Answers 200 once the whole deployment is there; only a first start waits for it."""
     warm_up: tuple[str, dict[str, object]] | None = None
     """Request that makes a ready engine do its first, slow work; None for none."""
     stop_s: float = STOP_S
-    """How long it may take to stop before it is killed."""
+    """Time that it may take to stop before it is killed."""
     start_timeout_ns: int = START_TIMEOUT_NS
-    """How long it may take to become ready."""
+    """Time that it may take to become ready."""
     process: subprocess.Popen[bytes] | None = None
     ready_after_s: float | None = None
     _segments: set[Path] = field(default_factory=set)

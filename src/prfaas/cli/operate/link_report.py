@@ -25,7 +25,7 @@ class LinkMeasurements:
     address: tuple[str, int]
     """Of the other end."""
     seconds: float
-    """How long each probe was measured."""
+    """Time that each probe was measured."""
     budget_bits_per_s: int
     """Limit of all connections together; 0 is no limit."""
     host: SendingHost

@@ -51,11 +51,11 @@ class Output:
 
     as_json: bool = False
     report: Path | None = None
-    """Where the HTML report goes, if one is wanted."""
+    """Place where the HTML report goes, if one is wanted."""
     series: Path | None = None
-    """Where the time series go, if they are wanted."""
+    """Place where the time series go, if they are wanted."""
     events: Path | None = None
-    """Where the events go, if they are wanted."""
+    """Place where the events go, if they are wanted."""
     command: str = ""
     """The command that makes the same again."""
     with_bound: bool = False

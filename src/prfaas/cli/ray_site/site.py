@@ -92,7 +92,7 @@ class RaySite:
 
     @property
     def gateway_url(self) -> str:
-        """Where clients reach the gateway."""
+        """Place where clients reach the gateway."""
         name = self._deployment.gateway.name
         return self.supervisor.part(name).places[name]
 

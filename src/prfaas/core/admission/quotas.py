@@ -60,7 +60,7 @@ class Over:
     limit: Limit
     allowed: int
     retry_after_ns: int
-    """When something is left again."""
+    """Time when something is left again."""
 
 
 class TokenBucket:

@@ -168,7 +168,7 @@ class KeepRules:
     ) -> None:
         self.pool, self.regions, self._now_s = pool, regions, now_s
         self._ends: dict[OrderKey, int] = {}
-        """When each order ends, ns."""
+        """Time when each order ends, ns."""
         self._bars: list[Scope] = []
         self._barred_hashes: frozenset[bytes] = frozenset()
         self._purges = PurgeTimes()

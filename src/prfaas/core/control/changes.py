@@ -36,9 +36,9 @@ class ChangeEntry:
     at_unix_s: float
     loop: Loop
     action: str
-    """What kind; one of few words."""
+    """Its kind; one of few words."""
     what: str
-    """Which part of the deployment."""
+    """Part of the deployment."""
     old: int | str | None
     """Its previous value; None without one."""
     new: int | str | None

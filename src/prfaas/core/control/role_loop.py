@@ -152,7 +152,7 @@ class RoleSettings:
     margin_ratio: float = 0.10
     """A move has to lower the pressure by more than this share."""
     patience_ns: int = 120 * NS_PER_S
-    """How long a move has to look worth while before it is made."""
+    """Time that a move has to look worth while before it is made."""
     dwell_ns: int = 300 * NS_PER_S
     """From the end of one conversion to the next move."""
     dwell_max_ns: int = 3600 * NS_PER_S

@@ -28,11 +28,11 @@ class Change:
     index: int
     to: Role
     began_at_ns: int
-    """When it stopped taking work."""
+    """Time when it stopped taking work."""
     drained_at_ns: int = UNSET
-    """When its last work had ended; UNSET also of a change that was aborted."""
+    """Time when its last work had ended; UNSET also of a change that was aborted."""
     ended_at_ns: int = UNSET
-    """When it could work again."""
+    """Time when it could work again."""
 
 
 class Roles:

@@ -37,7 +37,7 @@ class Instance:
 
     name: str
     pool: str
-    """Where its blocks are kept."""
+    """Place where its blocks are kept."""
     num_tokens_max: int = 2**31
     """Longest prompt it takes, tokens."""
     layout_id: bytes | None = b""

@@ -39,7 +39,7 @@ class LinkReport(Record, frozen=True):
     """Counters of a link at its sending pool node."""
 
     observed_at_ns: int
-    """When they were read."""
+    """Time when they were read."""
     goodput_bits_per_s: float
     """0 until the link was filled once, or if its part of a site's budget held it below the rate
     that it would have now."""

@@ -44,7 +44,7 @@ class Candidate(Record, frozen=True):
     layouts_agree: bool = True
     """True if its blocks mean the same where the request will be decoded."""
     unreachable: Reason | None = None
-    """Why its blocks cannot get there; one of `UNREACHABLE`, or None if they can."""
+    """Reason why its blocks cannot get there; one of `UNREACHABLE`, or None if they can."""
     device_tokens: int = 0
     """Prefix that it holds in its own memory, tokens; of `hit_tokens`."""
     pulled_from: str = ""

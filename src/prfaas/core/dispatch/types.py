@@ -31,7 +31,7 @@ class ClusterMember:
     name: str
     """Unique among all clusters."""
     pool: str
-    """Where its blocks are kept; instances of one pool share a prefix cache."""
+    """Place where its blocks are kept; instances of one pool share a prefix cache."""
     within: frozenset[str] = frozenset()
     """Of a PrfaaS instance: the PD instances on whose processor cores it computes. A prefill there
     takes from them what it adds."""
@@ -228,9 +228,9 @@ class RefusedRequest(Record, frozen=True):
 
     reason: RefusalReason
     retry_after_s: int
-    """When it is worth another try, whole seconds, at least 1."""
+    """Time when it is worth another try, whole seconds, at least 1."""
     decision: Decision
-    """Where it would have gone."""
+    """Place where it would have gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,9 +68,9 @@ class MemberRow:
     name: str
     state: State
     since_ns: int
-    """When it came into this state."""
+    """Time when it came into this state."""
     refusal: RefusedEntry | None = None
-    """Why it is refused; None if it is not."""
+    """Reason why it is refused; None if it is not."""
 
 
 @dataclass(slots=True)

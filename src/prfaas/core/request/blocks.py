@@ -35,7 +35,7 @@ class Movement(MutableRecord):
     is_open: bool = True
     """They are neither aborted nor released."""
     end: TransferEnd | None = None
-    """What the destination reported; None before."""
+    """Report of the destination; None before."""
     fault: str = ""
     """Why they cannot arrive any more, the destination's word before the source's; empty while they
     can."""

@@ -60,7 +60,7 @@ class RelayingLife(RequestLife):
     def __init__(self, route: Route, fleet: SharedState) -> None:
         super().__init__(route, fleet)
         self._asked_at_ns: int | None = None
-        """When the prefill leg was asked for tokens after the first; None if it was not."""
+        """Time when the prefill leg was asked for tokens after the first; None if it was not."""
         self._is_warming = False
         """The engine that decodes takes the tokens so far."""
 

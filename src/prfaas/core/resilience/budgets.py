@@ -22,9 +22,9 @@ class BudgetSettings:
     """Settings of a budget for repeated work."""
 
     ratio: float
-    """What each request adds."""
+    """Increase by each request."""
     per_s: float
-    """What each second adds, requests or not."""
+    """Increase by each second, requests or not."""
     reserve: float
     """Most that is saved up: one failure may hit many requests at once."""
     wait_max_ns: int = 0

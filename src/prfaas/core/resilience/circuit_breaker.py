@@ -51,7 +51,7 @@ class BreakerSettings:
     """Outcomes that a window needs for its share to count."""
     window_ns: int = 10 * NS_PER_S
     open_ns: int = NS_PER_S
-    """How long it stays open the first time."""
+    """Time that it stays open the first time."""
     open_max_ns: int = 30 * NS_PER_S
     """Longest that it stays open."""
 

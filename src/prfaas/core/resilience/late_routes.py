@@ -32,7 +32,7 @@ class RemotePath(MutableRecord):
     """A remote path that is under way. Instants and durations in nanoseconds."""
 
     started_at_ns: int
-    """When it was predicted."""
+    """Time when it was predicted."""
     predicted_ns: int
     """Time from there to the first token."""
     deadline_ns: int | None = None

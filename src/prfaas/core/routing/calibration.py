@@ -117,7 +117,7 @@ class Expected(Record, frozen=True):
     """Predicted time until decode can begin, with the factor of that moment."""
     factor: float
     predicted_at_ns: int
-    """When it was predicted."""
+    """Time when it was predicted."""
 
 
 class Calibration:

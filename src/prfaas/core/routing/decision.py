@@ -150,7 +150,7 @@ class Decision(Record, frozen=True):
 
     path: Path
     reason: Reason
-    """Why, as a label."""
+    """Reason, as a label."""
     num_new_tokens: int
     """Incremental length of the rule, tokens."""
     offload_threshold: int
@@ -161,7 +161,7 @@ class Decision(Record, frozen=True):
     pull_tokens: int = 0
     """Prefix that the other cluster holds and this path takes from it, tokens."""
     unpredicted: Unpredicted | None = None
-    """Why there are no predictions; None where there are, or where none are asked."""
+    """Reason why there are no predictions; None where there are, or where none are asked."""
     detail: str = ""
     """What of the reason is known beside; "" is nothing."""
     choice: OfferChoice | None = None

@@ -74,7 +74,7 @@ class Observed(NamedTuple):
     error: float | None
     """Logarithm of observed by predicted, absolute; None if nothing similar was seen."""
     at_ns: int
-    """When it was observed."""
+    """Time when it was observed."""
 
 
 class Estimate(NamedTuple):

@@ -106,7 +106,7 @@ class Prediction(Record, frozen=True):
     local_ns: int | None
     remote_ns: int | None
     missing: Unpredicted | None = None
-    """Why one is unknown."""
+    """Reason why one is unknown."""
     computed_ns: int | None = None
     """Until the end of remote prefill, without link and decode."""
     pull_tokens: int = 0

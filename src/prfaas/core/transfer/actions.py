@@ -107,7 +107,7 @@ class Keep(ReceiverAction, frozen=True):
     """Put a block into the store, unless it is barred; report `BlockKept`."""
 
     peer: str
-    """Where it came from."""
+    """Its origin."""
     payload: Any
     """That of `BlockCame`."""
     ticket: Ticket

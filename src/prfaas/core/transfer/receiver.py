@@ -57,7 +57,7 @@ class Incoming:
     untold: list[BlockName] = field(default_factory=list)
     """Those of them that its sender does not know to be here."""
     told_at_ns: int | None = None
-    """When it was told last."""
+    """Time when it was told last."""
     is_awaited: bool = True
     is_computed: bool = False
     """The second message of a pull has come."""

@@ -26,7 +26,7 @@ _NONE: Regions = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Where blocks rest, and where they may."""
+    """Place where blocks rest, and where they may."""
 
     clusters: Mapping[str, Regions] = field(default_factory=dict)
     """Footprint of each cluster. Without any, no tenant is limited."""

@@ -107,13 +107,13 @@ class _Holder:
     """A pool node."""
 
     heard_at_ns: int
-    """When the last ping was sent that it answered."""
+    """Time when the last ping was sent that it answered."""
     demand: float = 0.0
     """Of its last report, bits a second."""
     leases: dict[int, Lease] = field(default_factory=dict)
     """The last lease that it confirmed, and later ones, by the time when each was sent."""
     ends_at_ns: int = 0
-    """When the first of these ends, unless the holder has a later one."""
+    """Time when the first of these ends, unless the holder has a later one."""
 
 
 class LeaseBook:

@@ -96,7 +96,7 @@ class Ticket:
     bytes_max: int
     """Payload bytes of all blocks together."""
     expires_at_ns: int
-    """When it ends, nanoseconds of Unix time."""
+    """Time when it ends, nanoseconds of Unix time."""
     weight: float = 1.0
     """The tenant's share of a link against the others'."""
     bytes_per_s: int = 0

@@ -126,9 +126,9 @@ class Transfer:
     bytes_max: int = 0
     """Payload bytes that its ticket allows."""
     state: TransferState = TransferState.OFFERED
-    """Where it is in its life."""
+    """Its place in its life."""
     end: TransferEnd | None = None
-    """How it ended; None while open."""
+    """Its end; None while open."""
     detail: str = ""
     """More of how it ended, for people; may be empty."""
     num_blocks: int = 0
@@ -136,13 +136,13 @@ class Transfer:
     num_bytes: int = 0
     """Payload bytes moved so far."""
     last_block_at_ns: int = 0
-    """When the last block was moved; 0 before the first."""
+    """Time when the last block was moved; 0 before the first."""
     num_missing: int = 0
     """Blocks of a pull that the source does not have."""
     trace: str = ""
     """W3C context of its ticket; empty if nobody traces it."""
     first_block_at_ns: int = 0
-    """When the first block was moved; 0 before it."""
+    """Time when the first block was moved; 0 before it."""
 
     @property
     def is_open(self) -> bool:

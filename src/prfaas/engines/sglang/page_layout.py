@@ -29,7 +29,7 @@ ALLOCATOR = '"allocator": "shm"'
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """Where the pages of a host pool lie in its file."""
+    """Place where the pages of a host pool lie in its file."""
 
     descriptor: int
     """Of the file; SGLang's."""

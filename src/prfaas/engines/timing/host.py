@@ -33,10 +33,10 @@ class HostSettings:
     cluster: str | None
     """PrfaaS cluster of the plan; None for the PD cluster."""
     engines: Mapping[str, Address]
-    """Where each instance listens, by name. Those of one address (not of port 0) are the
+    """Place where each instance listens, by name. Those of one address (not of port 0) are the
     data-parallel ranks of an engine, in this order."""
     kv_events: Mapping[str, tuple[str, str | None]]
-    """Where each sends KV events, and replays them, by name."""
+    """Place where each sends KV events, and replays them, by name."""
     pool: Path | None
     """Unix socket of the pool node; None without."""
     host_memory: int

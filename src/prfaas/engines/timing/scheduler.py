@@ -42,11 +42,11 @@ class Step:
     """One step."""
 
     duration_ns: int
-    """How long it takes."""
+    """Time that it takes."""
     prefill: Sequence | None
     """Sequence whose chunk is computed, if any."""
     end_token: int
-    """Where that chunk ends, tokens from the start of the prompt."""
+    """Place where that chunk ends, tokens from the start of the prompt."""
     decoding: list[Sequence]
     """Sequences that get a token at the end, also those that end their prefill with it."""
 

@@ -157,7 +157,7 @@ class Holding:
         self.look()
 
     def _lane_of(self, work: int) -> int:
-        """Where a prompt of so many tokens is probably prefilled."""
+        """Place where a prompt of so many tokens is probably prefilled."""
         links = (link for link in self._driver.dispatcher.links if link.up and not link.is_in_site)
         return REMOTE if any(work > link.policy.offload_threshold for link in links) else LOCAL
 

@@ -106,7 +106,7 @@ class Engine:
     is_ready: bool = False
     """True while the last health check succeeded."""
     why_down: str = "not probed yet"
-    """Why it is not ready, for operators; "" if it is."""
+    """Reason why it is not ready, for operators; "" if it is."""
     num_lost: int = 0
     """Times that it was ready and then was not."""
     num_in_flight: int = 0

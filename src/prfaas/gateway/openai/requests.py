@@ -103,7 +103,7 @@ class ClientRequest:
     max_tokens: int | None
     """Output limit, tokens; None for what the model's length leaves."""
     max_tokens_field: str
-    """Where the client wrote it."""
+    """Its place in the client's request."""
     by_chat_endpoint: bool
     """True if decode needs the engine's chat endpoint: tool and reasoning parsers live there."""
     offloadable: bool

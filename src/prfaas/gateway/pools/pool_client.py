@@ -97,7 +97,7 @@ class PoolSubscription:
 
     @property
     def why_down(self) -> str:
-        """Why the last connection broke or could not be made; stale while there is one."""
+        """Reason why the last connection broke or could not be made; stale while there is one."""
         return self._unreached or self._said
 
     async def run(self) -> None:

@@ -34,7 +34,7 @@ class TicketOffice:
     signer: TicketSigner
     tenants: Mapping[str, Tenant]
     lifetime_ns: int
-    """How long a transfer may take from now on, prefill included."""
+    """Time that a transfer may take from now on, prefill included."""
     is_in_site: Callable[[str, str], bool] = lambda *_: False
     """Return True if two pools are hosts of one cluster: between them no tenant's rate is
     limited."""

@@ -73,7 +73,7 @@ class DecodeLeg:
 
     engines: EngineConnections
     transfer_timeout_ms: int
-    """How long the engine waits for blocks in transit."""
+    """Time that the engine waits for blocks in transit."""
 
     async def run(
         self,

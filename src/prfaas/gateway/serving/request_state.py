@@ -243,7 +243,7 @@ class UsageCorrection:
     decode_cached: int | None = None
     """What the decode leg found, once known."""
     cache_end: int | None = None
-    """Where the last whole block of the prompt ends, tokens; None while not known."""
+    """Place where the last whole block of the prompt ends, tokens; None while not known."""
     num_moved: int = 0
     """Tokens of the answer that the decode engine was given with its prompt."""
 

@@ -39,7 +39,7 @@ class RelayRecord:
     """Part of the engine that prefilled in an answer."""
 
     why_not: str | None = None
-    """Why it made no token after the first; empty if it was to, None off the remote path."""
+    """Reason why it made no token after the first; empty if it was to, None off the remote path."""
     num_tokens: int = 0
     """Those that it made while its blocks were in transit."""
 
@@ -83,7 +83,7 @@ class RequestRecord:
     is_early: bool = False
     """The engine that prefilled gave the first token."""
     why_not_early: str | None = None
-    """Why it did not; empty if it was to, None without one."""
+    """Reason why it did not; empty if it was to, None without one."""
     relay: RelayRecord = field(default_factory=RelayRecord)
     gap_ns: int = 0
     """Longest time between two outputs of a stream."""

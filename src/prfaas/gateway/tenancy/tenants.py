@@ -102,7 +102,7 @@ class Tenant:
     """What its blocks may take of a link; 0 is no limit."""
     rules: RequestRules = STRICT
     regions: Regions = frozenset()
-    """Where its blocks may be; none in deployments without regions."""
+    """Place where its blocks may be; none in deployments without regions."""
     user_secret: bytes = b""
     """Makes salts of its users; empty if they share their blocks. Secret."""
     class_secret: bytes = b""

@@ -115,7 +115,7 @@ class Beginning:
     """A text as far as it is known."""
 
     cuts: list[tuple[int, bytes]]
-    """Where parts of the whole text end, characters, and their keys."""
+    """Place where parts of the whole text end, characters, and their keys."""
     num_known: int = 0
     """Parts that are known, the first ones."""
     token_ids: array[int] = field(default_factory=lambda: array("I"))

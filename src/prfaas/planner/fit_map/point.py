@@ -68,7 +68,7 @@ class Point:
     """At equal cost; inf where only the homogeneous fleet fails."""
     fit: Fit
     doubt: Doubt | None = None
-    """Why it is not yet proven, or None."""
+    """Reason why it is not yet proven, or None."""
     reason: str = ""
     """The same with figures, for people; "" where it is proven."""
 

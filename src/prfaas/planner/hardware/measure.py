@@ -38,7 +38,7 @@ class Completion:
     cached_tokens: int | None
     """Prompt tokens served by its prefix cache; None if not reported."""
     token_times_s: tuple[float, ...]
-    """When each output token arrived, counted from sending the request, s."""
+    """Time when each output token arrived, counted from sending the request, s."""
 
 
 class NoPrefixCacheError(EngineError):

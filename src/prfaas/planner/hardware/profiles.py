@@ -31,7 +31,7 @@ class PrefillProfile:
 
     name: str
     source: str
-    """Where the knots come from."""
+    """Origin of the knots."""
     lengths: tuple[float, ...]
     """Prompt lengths of the knots, tokens, rising, at least 2."""
     seconds: tuple[float, ...]
@@ -159,7 +159,7 @@ class DecodeProfile:
 
     name: str
     source: str
-    """Where the numbers come from."""
+    """Origin of the numbers."""
     batches: tuple[int, ...]
     """Batch sizes, rising, at least 1."""
     contexts: tuple[float, ...]

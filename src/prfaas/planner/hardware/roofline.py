@@ -148,7 +148,7 @@ class Roofline:
     overhead_s: float
     """Fixed time of a prefill, s."""
     source: str
-    """Where the efficiencies come from."""
+    """Origin of the efficiencies."""
     step_overhead_s: float = 0.0
     """Fixed time of a decode step, s: launches, collectives, scheduling."""
 

@@ -26,12 +26,12 @@ class CatalogueModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     name: str
     """As its publisher writes it."""
     source: str
-    """Where the config fields were read."""
+    """Place where the config fields were read."""
     parameters: float
     active_parameters: float
     """Weights that one token uses."""
     parameters_source: str
-    """Where the two counts come from."""
+    """Origin of the two counts."""
     config: dict[str, object]
     """Fields of `config.json`."""
 

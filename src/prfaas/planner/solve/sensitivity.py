@@ -54,7 +54,7 @@ class BreakEvenPrice:
     per_tb: float | None
     """Price of 10**12 bytes, 0 or more; None when there is none."""
     reason: str
-    """Why there is none, or ""."""
+    """Reason why there is none, or ""."""
 
 
 def shadow_values(problem: Problem, mode: StageMode, base_rate_per_s: float) -> list[ShadowValue]:

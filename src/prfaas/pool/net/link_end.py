@@ -37,12 +37,12 @@ class LinkEnd:
     epoch: str
     """Our event epoch: tells a peer that comes back whether we are still the same."""
     io: IoThread
-    """Where data connections live."""
+    """Place where data connections live."""
     metrics: PoolMetrics
     encryption: LinkEncryption = LinkEncryption.TLS
     """The operator's choice for data connections."""
     grace_ns: int = 0
-    """How long transfers wait for a link that broke."""
+    """Time that transfers wait for a link that broke."""
     send: SendLimits = SEND_LIMITS
 
 

@@ -72,13 +72,13 @@ class PoolSettings:
     link_connections: dict[str, int] = field(default_factory=dict)
     """Data connections of the link to a peer, by its name; others adapt."""
     link_codec: LinkCodec = LinkCodec.AUTO
-    """When blocks are coded on links, and whether coded ones are taken."""
+    """Rule of coding blocks on links, and of taking coded ones."""
     link_encryption: LinkEncryption = LinkEncryption.TLS
     """Protection of the data connections of links."""
     link_lanes: int = 1
     """Threads for sealed data connections."""
     link_grace_ns: int = LINK_GRACE_NS
-    """How long transfers wait for a link that broke."""
+    """Time that transfers wait for a link that broke."""
     regions: Regions = frozenset()
     """Regions where its blocks rest. With some, it demands regions of tickets and peers."""
     needs_grant: bool = False

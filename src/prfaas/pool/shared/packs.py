@@ -107,7 +107,7 @@ class PackedBlock(NamedTuple):
     digest: bytes
     """Over name and bytes."""
     origin: Origin
-    """Where it came from; another node that wrote the pack is among the sources."""
+    """Its origin; another node that wrote the pack is among the sources."""
     ref: str
     """Name of the key of its tenant."""
 

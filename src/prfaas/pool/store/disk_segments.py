@@ -72,7 +72,7 @@ class DiskPlace:
     """Of the record, bytes."""
     num_bytes: int
     origin: Origin
-    """Where it came from."""
+    """Its origin."""
     head_bytes: int
     """Size of the header of its record."""
     key_id: bytes = b""

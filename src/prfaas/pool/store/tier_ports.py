@@ -25,7 +25,7 @@ class StoredBlock:
     digest: bytes
     """BLAKE3 over name and bytes."""
     origin: Origin = LOCAL
-    """Where it came from."""
+    """Its origin."""
     pins: int = 0
     """Readers that need it to stay; a pinned block is not evicted."""
 

@@ -39,7 +39,7 @@ class Grant:
     named: NamedBlocks
     """The blocks that may move."""
     lifetime_ns: int
-    """How long the transfer may stay open from the check on."""
+    """Time that the transfer may stay open from the check on."""
 
 
 class TicketChecks:

@@ -176,7 +176,7 @@ class Results:
     breakers_opened: dict[str, int]
     """How often the breaker of an instance or a link opened."""
     role_changes: list[dict[str, Any]]
-    """When which PD instance began and ended to change to which role."""
+    """Role changes: PD instance, begin, end, and new role."""
     tenants: dict[str, dict[str, float]]
     """By name: requests that arrived, were admitted and met every target, and seconds of prefill
     that were admitted, as PD-P instances take them."""

@@ -26,7 +26,7 @@ class Request:
     index: int
     """Unique in the workload."""
     arrived_at_ns: int
-    """When it came; of one that follows another, set when it comes."""
+    """Time when it came; of one that follows another, set when it comes."""
     num_prompt_tokens: int
     num_output_tokens: int
     """Output, tokens; no policy sees it."""
@@ -50,13 +50,13 @@ class Request:
     relayed_tokens: int = 0
     """Those after the first of the instance that prefilled."""
     routed_at_ns: int = UNSET
-    """When the last attempt began."""
+    """Time when the last attempt began."""
     prefill_started_at_ns: int = UNSET
     prefilled_at_ns: int = UNSET
     landed_at_ns: int = UNSET
     first_token_at_ns: int = UNSET
     second_token_at_ns: int = UNSET
-    """When the second one came, if the first one came early."""
+    """Time when the second one came, if the first one came early."""
     finished_at_ns: int = UNSET
     offloaded: bool = False
     """True if it was ever sent to the PrfaaS cluster."""

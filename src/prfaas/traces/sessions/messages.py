@@ -43,7 +43,7 @@ class SessionMessage(NamedTuple):
     hidden: str = ""
     """Reasoning: part of the output, not of later prompts."""
     at_s: float | None = None
-    """When it came, s since 1970 or any origin; None if unknown."""
+    """Time when it came, s since 1970 or any origin; None if unknown."""
     num_media: int = 0
     """Parts that are no text."""
 

@@ -85,7 +85,7 @@ class Turn:
     after: int | None
     """Index of the turn it waits for; None for the first."""
     at_s: float = 0.0
-    """When it came, s since the start of the session."""
+    """Time when it came, s since the start of the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Session:
     shared: Runs = ()
     """Runs of ids of blocks that other sessions of the file have too, rising."""
     start_s: float | None = None
-    """When it began, s since the first session of the file; None if unknown."""
+    """Time when it began, s since the first session of the file; None if unknown."""
 
 
 def read_sessions(path: Path, on_progress: OnProgress | None = None) -> tuple[Session, ...]:

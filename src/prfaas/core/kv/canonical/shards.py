@@ -18,7 +18,7 @@ class Shard(NamedTuple):
 
     first: int
     num: int
-    """How many; 0 if all slots are padding."""
+    """Their number; 0 if all slots are padding."""
     slots: int
     """Places for units in the memory of a rank, the same for all ranks, at least 1."""
 

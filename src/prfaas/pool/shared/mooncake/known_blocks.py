@@ -26,7 +26,7 @@ class Known(NamedTuple):
 
     num_bytes: int
     origin: Origin = NOT_READ
-    """Where it came from; NOT_READ until it is read, unless this node wrote it."""
+    """Its origin; NOT_READ until it is read, unless this node wrote it."""
     is_own: bool = False
     """True if this node wrote it."""
 
