@@ -25,7 +25,7 @@ def make_ready(num_ids: int) -> None:
     _table_for(num_ids - 1)
 
 
-def ids_to_json(ids: array[int]) -> bytes:
+def ids_to_json(ids: array[int]) -> bytes | memoryview:
     """An array of integers. Short ones have spaces before them, as JSON allows.
 
     Args:
@@ -37,8 +37,12 @@ def ids_to_json(ids: array[int]) -> bytes:
     table = _table_for(int(numbers.max()))
     if table is None:
         return msgspec.json.encode(ids.tolist())
-    texts = table.take(numbers).view(np.uint8).data
-    return b"".join((b"[", texts[:-1], b"]"))
+    words = np.empty(1 + len(numbers), np.uint64)
+    # Without a cast or a check of each index on the way, it takes a quarter of the time.
+    table.take(numbers.astype(np.intp), out=words[1:], mode="clip")
+    texts = words.view(np.uint8)
+    texts[TEXT_BYTES - 1], texts[-1] = b"[]"
+    return texts[TEXT_BYTES - 1 :].data
 
 
 def _table_for(highest: int) -> npt.NDArray[np.uint64] | None:
