@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from prfaas.errors import RequestError
-from prfaas.gateway.tokenization.known_prefixes import Naming
+from prfaas.gateway.tokenization.known_prefixes import Beginning, Naming
 from prfaas.gateway.tokenization.text_encoder import (
     CHUNK_CHARS,
     Encoder,
@@ -58,6 +58,24 @@ def test_digits_are_counted_before_they_are_tokenised() -> None:
     bounds.check("7" * 1000, 1000, "prompt")
     with pytest.raises(RequestError, match="1001 digits; the limit of 1000 tokens"):
         bounds.check("7" * 1001, 1000, "prompt")
+
+
+class Uncounted(str):
+    """A text whose digits nobody counts."""
+
+    __slots__ = ()
+
+    def encode(self, *_: str) -> bytes:
+        raise AssertionError("the digits of a known beginning are counted")
+
+
+def test_digits_are_not_counted_where_known_tokens_bound_them() -> None:
+    bounds, begun = bounds_of(tokenizer("qwen")), Beginning([(2000, b"")], 1, array("I", [0] * 500))
+    text = "it is 7 " * 250 + "7" * 400
+    bounds.check(Uncounted(text), 900, "prompt", begun)
+    bounds.check(text, 899, "prompt", begun)
+    with pytest.raises(RequestError, match="650 digits; the limit of 649 tokens"):
+        bounds.check(text, 649, "prompt", begun)
 
 
 @pytest.mark.parametrize("piece", ["word ", "<|im_end|>", "x\ny"])

@@ -24,6 +24,7 @@ from prfaas.gateway.http.json_codec import (
     from_json,
     is_deeper_than,
     num_containers,
+    num_opened,
 )
 from prfaas.gateway.openai.fields import (
     STRICT,
@@ -231,10 +232,8 @@ def parse_object(data: bytes) -> JsonObject:
     """A body as a JSON object; RequestError (400) if it is invalid, nests too deeply or is too
     large."""
     # Each takes two bytes at least, and counting is worth it only beyond that.
-    opened = len(data) // 2
-    if opened > CONTAINERS_MAX:
-        opened = data.count(b"[") + data.count(b"{")
-    if opened > CONTAINERS_MAX and (num := num_containers(data)) > CONTAINERS_MAX:
+    is_long = len(data) // 2 > CONTAINERS_MAX and num_opened(data) > CONTAINERS_MAX
+    if is_long and (num := num_containers(data)) > CONTAINERS_MAX:
         raise bad(f"the body has {num} arrays and objects; the limit is {CONTAINERS_MAX}")
     try:
         body = from_json(data)

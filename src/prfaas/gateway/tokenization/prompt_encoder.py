@@ -27,7 +27,7 @@ from prfaas.gateway.openai.fields import bad
 from prfaas.gateway.openai.requests import Api, ClientRequest, MadePrompt
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tokenization.chat_renderer import ChatRenderer, try_template
-from prfaas.gateway.tokenization.known_prefixes import Naming
+from prfaas.gateway.tokenization.known_prefixes import Beginning, Naming
 from prfaas.gateway.tokenization.plain_tokenizer import plain_tokenizer
 from prfaas.gateway.tokenization.text_encoder import (
     Encoder,
@@ -321,13 +321,14 @@ class PromptMaker:
             special = client.body.get("add_special_tokens") is not False
             prompts, param = client.prompts, "prompt"
         tokens_max = max_model_len if client.is_exact else CUT_BY_ENGINE * max_model_len
-        for prompt in prompts:
+        all_begun = [self._begun(prompt, special, naming) for prompt in prompts]
+        for prompt, begun in zip(prompts, all_begun, strict=True):
             if isinstance(prompt, str):
-                self._bounds.check(prompt, tokens_max, param)
+                self._bounds.check(prompt, tokens_max, param, begun)
         made: list[tuple[Sequence[int], Hashes]] = []
-        for prompt in prompts:
+        for prompt, begun in zip(prompts, all_begun, strict=True):
             try:
-                made.append(self._one(prompt, special, naming, tokens_max))
+                made.append(self._one(prompt, special, naming, tokens_max, begun))
             except TooLongError as error:
                 num_tokens = sum(len(ids) for ids, _ in made) + error.num_tokens
                 raise TooManyTokensError(
@@ -341,11 +342,19 @@ class PromptMaker:
             raise bad("the prompt has no tokens; at least 1 is needed")
         return EncodedPrompt(sequences, hashes, naming.cache_salt)
 
+    def _begun(self, prompt: str | list[int], special: bool, naming: Naming) -> Beginning | None:
+        return self._encoder.begun(prompt, special, naming) if isinstance(prompt, str) else None
+
     def _one(
-        self, prompt: str | list[int], special: bool, naming: Naming, tokens_max: int
+        self,
+        prompt: str | list[int],
+        special: bool,
+        naming: Naming,
+        tokens_max: int,
+        begun: Beginning | None,
     ) -> tuple[Sequence[int], Hashes]:
         if isinstance(prompt, str):
-            return self._encoder.encode(prompt, special, naming, tokens_max)
+            return self._encoder.encode(prompt, special, naming, tokens_max, begun)
         return prompt, naming.hashes(prompt)
 
 

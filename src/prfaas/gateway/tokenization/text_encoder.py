@@ -30,7 +30,13 @@ import numpy as np
 from prfaas.core.kv.hashes import Hashes
 from prfaas.gateway.http.json_codec import JsonObject, as_object
 from prfaas.gateway.openai.fields import bad
-from prfaas.gateway.tokenization.known_prefixes import SPAN_CHARS, KnownPrefixes, Naming, marker_of
+from prfaas.gateway.tokenization.known_prefixes import (
+    SPAN_CHARS,
+    Beginning,
+    KnownPrefixes,
+    Naming,
+    marker_of,
+)
 from prfaas.logs import log_event
 
 _log = logging.getLogger(__name__)
@@ -73,11 +79,14 @@ class Bounds:
     digits_per_token: int
     """Digits in the token that has most of them; 0 where no bound is known."""
 
-    def check(self, text: str, tokens_max: int, param: str) -> None:
+    def check(self, text: str, tokens_max: int, param: str, begun: Beginning | None = None) -> None:
         """Refuse a text that cannot fit whatever its tokens are.
 
         Digits are what costs most: many models have a token for each, and a rule for words that
         looks at each by itself.
+
+        Args:
+            begun: Beginning that is known: no digit is counted that its tokens bound.
 
         Raises:
             RequestError: 400, with the numbers.
@@ -90,7 +99,8 @@ class Bounds:
                 param,
             )
         digits_max = tokens_max * self.digits_per_token
-        if not digits_max or len(text) <= digits_max:
+        end, num_known = (0, 0) if begun is None else (begun.end, len(begun.token_ids))
+        if not digits_max or num_known * self.digits_per_token + len(text) - end <= digits_max:
             return
         codes = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
         num_digits = int(np.count_nonzero(codes - ord("0") < len(_DIGITS)))
@@ -349,8 +359,19 @@ class Encoder:
             self._fast.settled()
         return self
 
+    def begun(self, text: str, special: bool, naming: Naming) -> Beginning | None:
+        """Return the known beginning of a text; None for a text of which nothing is kept."""
+        if self.known is None or special or len(text) < SPAN_CHARS:
+            return None
+        return self.known.find(text, naming)
+
     def encode(
-        self, text: str, special: bool, naming: Naming, tokens_max: int | None = None
+        self,
+        text: str,
+        special: bool,
+        naming: Naming,
+        tokens_max: int | None = None,
+        begun: Beginning | None = None,
     ) -> tuple[array[int], Hashes]:
         """Token ids and block hashes of a text; TooLongError if it has more than `tokens_max`.
 
@@ -358,25 +379,26 @@ class Encoder:
             text: Text to encode; role markers in it count as such.
             special: True to add the tokens that the model wants around a text.
             tokens_max: Limit on the tokens; None for none.
+            begun: Its known beginning, if that has been looked up.
         """
         ids = partial(self._fast or self._slowly, special=special)
         if tokens_max is not None:
             check_length(text, ids, tokens_max)
-        if self.known is None or special or len(text) < SPAN_CHARS:
+        begun = begun or self.begun(text, special, naming)
+        if (known := self.known) is None or begun is None:
             token_ids = ids(text)
             hashes = naming.hashes(token_ids)
         else:
-            token_ids, hashes = self._continued(self.known, text, naming)
+            token_ids, hashes = self._continued(known, text, naming, begun)
         if tokens_max is not None and len(token_ids) > tokens_max:
             raise TooLongError(len(token_ids))
         return token_ids, hashes
 
     def _continued(
-        self, known: KnownPrefixes, text: str, naming: Naming
+        self, known: KnownPrefixes, text: str, naming: Naming, begun: Beginning
     ) -> tuple[array[int], Hashes]:
         """Tokens and hashes of a text, of which what is known is not made again."""
         ids = self._fast or self._slowly
-        begun = known.find(text, naming)
         token_ids = begun.token_ids + ids(text[begun.end :])
         hashes = naming.hashes(token_ids, begun.hashes)
         if begun.num_known and next(self._numbers) % CHECKED_EACH == 0:
