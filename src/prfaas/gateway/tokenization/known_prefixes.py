@@ -3,13 +3,12 @@
 A text is cut before markers of the chat template: added tokens that a tokenizer finds before it
 does anything else. What stands before such a marker has the same tokens whatever follows, and what
 follows has the same tokens whatever stood before. A part of a text is found again only by the
-BLAKE2b of its tenant's salt and of all text up to its end. So a template that writes earlier
+BLAKE3 of its tenant's salt and of all text up to its end. So a template that writes earlier
 messages otherwise, and a client that changes them, have their texts made again from there on.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import threading
 from array import array
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.hashes import NO_HASHES, Hashes
@@ -29,7 +29,6 @@ SPAN_CHARS = 2048
 two, found or not."""
 BYTES_MAX = 256 * 2**20
 """Memory of all parts together: 60 million tokens, or 38 million in blocks of 16."""
-_KEY_BYTES = 32
 _SPAN_BYTES = 400
 """Key and objects of a part, and their places in a table."""
 
@@ -237,8 +236,7 @@ class KnownPrefixes:
 
     def _cuts(self, text: str, naming: str) -> list[tuple[int, bytes]]:
         """Ends of the parts, and the digests of all text up to them."""
-        # On a processor without instructions for SHA-256, that takes more than twice the time.
-        digest = hashlib.blake2b(naming.encode(), digest_size=_KEY_BYTES)
+        digest = blake3(naming.encode())
         cuts: list[tuple[int, bytes]] = []
         start = 0
         while (end := text.find(self._marker.text, start + SPAN_CHARS)) >= 0:
