@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.kv.naming.hash_chain import hash_chain
+from prfaas.core.kv.naming import hash_chain as module
+from prfaas.core.kv.naming.hash_chain import PIECE_IDS, hash_chain
 
 EDGES = st.sampled_from([edge + step for edge in (24, 2**8, 2**16) for step in (-1, 0, 1)])
 TOKENS = st.lists(EDGES | st.integers(0, 2**31 - 1), max_size=40)
@@ -70,6 +71,18 @@ def test_the_chain_of_a_prefix_is_a_prefix_of_the_chain(
     long = hash_chain(tokens + more, tokens_per_hash=span, seed=SEED, cache_salt=salt)
     assert len(short) == len(tokens) // span
     assert long[: len(short)] == short
+
+
+@pytest.mark.parametrize("span", [16, 100, PIECE_IDS + 1])
+def test_a_long_prompt_is_encoded_in_pieces(span: int) -> None:
+    tokens, parent, links = range(3 * PIECE_IDS), b"", []
+    for start in range(0, len(tokens) // span * span, span):
+        link = tokens[start : start + span]
+        links += hash_chain(link, tokens_per_hash=span, seed="", cache_salt="s", parent=parent)
+        parent = links[-1]
+    with mock.patch.object(module, "_written", wraps=module._written) as written:
+        assert hash_chain(tokens, tokens_per_hash=span, seed="", cache_salt="s") == links
+    assert max(len(call.args[0]) for call in written.call_args_list) <= max(span, PIECE_IDS)
 
 
 @given(tokens=TOKENS, span=SPANS, salts=st.lists(SALTS, min_size=2, max_size=2, unique=True))

@@ -24,6 +24,8 @@ _KEPT = np.array(
 faster copies."""
 _SIZES = _KEPT.sum(axis=1)
 _KEPT_WORDS = _KEPT.view(np.uint64)[:, 0]
+PIECE_IDS = 4096
+"""Token ids that are encoded at a time: what that takes stays in the cache of a core."""
 _NOTHING = cbor2.dumps(None, canonical=True)
 
 
@@ -54,17 +56,19 @@ def hash_chain(
     count = len(token_ids) // tokens_per_hash
     if not count:
         return []
-    links, ends = _written(token_ids[: count * tokens_per_hash], tokens_per_hash)
     salted = (("cache_salt", cache_salt),) if cache_salt and not parent else None
     parent = parent or hashlib.sha256(cbor2.dumps(seed, canonical=True)).digest()
     head, extra = _head(tokens_per_hash), cbor2.dumps(salted, canonical=True)
     hashes: list[bytes] = []
-    start = 0
-    for end in ends:
-        link = b"".join((_LINK, _PARENT, parent, head, links[start:end], extra))
-        parent = hashlib.sha256(link).digest()
-        hashes.append(parent)
-        start, extra = end, _NOTHING
+    total, step = count * tokens_per_hash, max(1, PIECE_IDS // tokens_per_hash) * tokens_per_hash
+    for first in range(0, total, step):
+        links, ends = _written(token_ids[first : min(first + step, total)], tokens_per_hash)
+        start = 0
+        for end in ends:
+            link = b"".join((_LINK, _PARENT, parent, head, links[start:end], extra))
+            parent = hashlib.sha256(link).digest()
+            hashes.append(parent)
+            start, extra = end, _NOTHING
     return hashes
 
 
