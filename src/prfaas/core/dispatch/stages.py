@@ -33,7 +33,7 @@ from prfaas.core.routing.calibration import Calibration
 from prfaas.core.routing.decision import Path, Reason
 from prfaas.core.routing.observed import FirstTokens, NominalWork, ObservedRates, nominal_ns
 from prfaas.core.routing.policies import PolicyName
-from prfaas.core.routing.predictions import DecodeWait, no_wait
+from prfaas.core.routing.predictions import NO_WAIT, DecodeWait
 from prfaas.units import NS_PER_S
 
 _LOCAL = Path.LOCAL
@@ -277,7 +277,7 @@ class DecodeBook:
 def _take(levels: dict[int, list[str]], count: int, name: str) -> None:
     """Take an instance out of the level of its count."""
     level = levels[count]
-    del level[bisect_left(level, name)]
+    level.pop(bisect_left(level, name))
     if not level:
         del levels[count]
 
@@ -300,7 +300,8 @@ class DecodeFlow:
 
     def expect(self, request_id: int) -> None:
         """Add a request that is prefilled."""
-        self._forget(request_id)
+        if request_id in self._begun_at_ns:
+            del self._begun_at_ns[request_id]
         self._landed_at_ns[request_id] = None
 
     def landed(self, request_id: int, now_ns: int) -> None:
@@ -328,7 +329,7 @@ class DecodeFlow:
         if begun_at_ns is not None:
             weight, took_ns = _WEIGHT if self._mean_ns else 1.0, now_ns - begun_at_ns
             self._mean_ns += weight * (took_ns - self._mean_ns)
-            self._square_ns += weight * (took_ns**2 - self._square_ns)
+            self._square_ns += weight * (took_ns * took_ns - self._square_ns)
 
     def wait(self, now_ns: int) -> DecodeWait:
         """Return the predicted wait of a request, by the time from now after which it lands.
@@ -337,13 +338,12 @@ class DecodeFlow:
         """
         num_decoding = len(self._begun_at_ns)
         if not num_decoding or now_ns - self._queued_at_ns > self._stale_after_ns:
-            return no_wait
+            return NO_WAIT
         ahead = len(self._landed_at_ns) - (self._num_places - num_decoding)
         if ahead < 0 or not self._mean_ns:
-            return no_wait
+            return NO_WAIT
         free_after_ns = self._free_after_ns(ahead, now_ns)
-        most_ns = round(_GROWTH_MAX * self._longest_ns)
-        return lambda after_ns: min(max(0, free_after_ns - after_ns), most_ns)
+        return DecodeWait(free_after_ns, round(_GROWTH_MAX * self._longest_ns))
 
     @property
     def num_held(self) -> int:
@@ -375,5 +375,9 @@ class DecodeFlow:
 
     def _forget(self, request_id: int) -> int | None:
         """Remove a request; when it began to decode, if it did."""
-        self._landed_at_ns.pop(request_id, None)
-        return self._begun_at_ns.pop(request_id, None)
+        if request_id in self._landed_at_ns:
+            del self._landed_at_ns[request_id]
+        begun_at_ns = self._begun_at_ns.get(request_id)
+        if begun_at_ns is not None:
+            del self._begun_at_ns[request_id]
+        return begun_at_ns
