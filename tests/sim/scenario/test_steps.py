@@ -70,7 +70,7 @@ def mooncake(num_requests: int) -> Scenario:
 @pytest.mark.parametrize(
     ("make", "few", "many", "most", "events"),
     [
-        (case_study, 50, 250, 11_990, 7.3),
+        (case_study, 50, 250, 12_000, 7.3),
         (mooncake, 50, 250, 15_150, 7.3),
         (large, 500, 1000, 13_090, 7.0),
     ],

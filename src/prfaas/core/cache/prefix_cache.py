@@ -7,12 +7,9 @@ order and share one limit.
 
 Of one prompt the last block is the first to be evicted: a prefix outlives what follows it.
 
-A prefix cache that tenants share, with reserves and limits.
-
-A prefix cache of two tiers: what host memory evicts spills to disk, what is used is promoted.
-
-A block lies in one tier. Of a hit the part on disk has to be read before prefill can resume, which
-takes time; the caller decides whether that is worth it.
+One that tenants share, with reserves and limits; and one of two tiers: what host memory evicts
+spills to disk, what is used is promoted. A block lies in one tier. Of a hit the part on disk has to
+be read before prefill can resume, which takes time; the caller decides whether that is worth it.
 """
 
 from __future__ import annotations

@@ -472,8 +472,7 @@ class OpenRequests:
         if entry.promised:
             self.transfer_over(request_id, now_ns)
         self._rooms.give_back(request_id)
-        if request_id in self.instances.relays:
-            del self.instances.relays[request_id]
+        self.instances.relays.pop(request_id, None)
         del self._entries[request_id]
         self._decode_flow.end(request_id, now_ns)
         if self._times.observes:

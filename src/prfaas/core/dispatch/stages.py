@@ -4,14 +4,10 @@ with a plan       costs of the cluster x the factor of its calibration
 without one       nominal work of its tokens, corrected by what is learnt of the cluster
 policy observed   as without a plan; first tokens of both paths are observed as well
 
-Instances that only decode: how many requests each has, and how long one waits for decode.
-
-The wait is predicted from who is ahead and when those that decode will end.
-
-A request waits for decode behind those that wait already and those in transit. How many decode
-at once is seen while requests queue, and how long one takes as it ends. Waits of the past alone
-would come too late: with ten seconds of prefill under way, a queue that is seen now belongs to
-requests that were routed ten seconds ago.
+Instances that only decode: how many requests each has, and how long one waits for decode: behind
+those that wait already and those in transit. How many decode at once is seen while requests queue,
+and how long one takes as it ends. Waits of the past alone would come too late: with ten seconds of
+prefill under way, a queue that is seen now belongs to requests that were routed ten seconds ago.
 """
 
 from __future__ import annotations
@@ -300,8 +296,7 @@ class DecodeFlow:
 
     def expect(self, request_id: int) -> None:
         """Add a request that is prefilled."""
-        if request_id in self._begun_at_ns:
-            del self._begun_at_ns[request_id]
+        self._forget(request_id)
         self._landed_at_ns[request_id] = None
 
     def landed(self, request_id: int, now_ns: int) -> None:
@@ -375,9 +370,5 @@ class DecodeFlow:
 
     def _forget(self, request_id: int) -> int | None:
         """Remove a request; when it began to decode, if it did."""
-        if request_id in self._landed_at_ns:
-            del self._landed_at_ns[request_id]
-        begun_at_ns = self._begun_at_ns.get(request_id)
-        if begun_at_ns is not None:
-            del self._begun_at_ns[request_id]
-        return begun_at_ns
+        self._landed_at_ns.pop(request_id, None)
+        return self._begun_at_ns.pop(request_id, None)
