@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +45,21 @@ COMPILED = (
     "sim/engine",
     "sim/resources",
     "sim/system",
+    "sim/workloads/requests.py",
+    "traces/checks.py",
+    "traces/formats/detect.py",
+    "traces/lines.py",
+    "traces/reader.py",
     "units.py",
 )
 """Modules, and folders of them, within the package."""
 SUBCLASSED = {"DispatcherBooks", "Executor"}
 """Compiled classes with subclasses that are not."""
 ATTRIBUTES = "from mypy_extensions import mypyc_attr"
+RECORD = "acyclic=True, free_list_len=1"
+"""Of records, which no search for cycles has to visit, and which end as fast as they are made."""
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
+ENUM = re.compile(r"^class (\w+)\((?:Str|Int)?Enum\):", re.MULTILINE)
 BASES = {"Record", "MutableRecord"}
 ORDERED = {"bisect", "heapq"}
 """Modules of functions that are called often."""
@@ -58,9 +67,13 @@ NATIVE = '''"""Bases of compiled records, and `round` of a number that is compil
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from mypy_extensions import mypyc_attr
 
 
+@mypyc_attr(acyclic=True)
 class MutableRecord:
     """Fields with types that may change."""
 
@@ -77,11 +90,18 @@ class MutableRecord:
         )
 
 
+@mypyc_attr(acyclic=True)
 class Record(MutableRecord):
     """Named fields with types."""
 
     def __hash__(self) -> int:
-        return hash(tuple(getattr(self, name) for name in _names(self)))
+        return hash(_values(self))
+
+    def __lt__(self, other: Record) -> bool:
+        return _values(self) < _values(other)
+
+    def __ge__(self, other: Record) -> bool:
+        return _values(self) >= _values(other)
 
     def _replace(self, **changes: Any) -> Self:
         """Return a copy with other values of some fields; TypeError if there is no such field."""
@@ -105,6 +125,10 @@ def _made(kind: Any, values: dict[str, Any]) -> Any:
     return kind(**values)
 
 
+def _values(record: Any) -> tuple[Any, ...]:
+    return tuple([getattr(record, name) for name in _names(record)])
+
+
 def _names(record: Any) -> tuple[str, ...]:
     names: tuple[str, ...] = record.__mypyc_attrs__
     return names
@@ -123,13 +147,16 @@ def sources() -> Iterator[Path]:
 class Expansion:
     """The text of a module with its records written out."""
 
-    def __init__(self, text: str, bases: Mapping[str, list[ast.AnnAssign]]) -> None:
-        self._lines, self._tree = text.splitlines(), ast.parse(text)
+    def __init__(
+        self, text: str, bases: Mapping[str, list[ast.AnnAssign]], enums: set[str]
+    ) -> None:
+        self._lines, self._tree, self._enums = text.splitlines(), ast.parse(text), enums
         self.records = dict(bases)
         """Fields of each record that is known, its base's first."""
 
     def run(self) -> str:
         """Return the text."""
+        self._members()
         for node in self._tree.body:
             if isinstance(node, ast.ImportFrom) and node.module == "prfaas.records":
                 self._import(node)
@@ -157,6 +184,36 @@ class Expansion:
             line += f"; from prfaas.records import {', '.join(others)}"
         self._lines[node.lineno - 1] = line.lstrip("; ")
 
+    def _members(self) -> None:
+        """A member of an imported enum is read in functions as a constant is."""
+        ends = {
+            each.name: (node.end_lineno or 0) - 1
+            for node in self._tree.body
+            if isinstance(node, ast.ImportFrom)
+            for each in node.names
+        }
+        functions = [each for each in ast.walk(self._tree) if isinstance(each, ast.FunctionDef)]
+        within = [each for f in functions for line in f.body for each in ast.walk(line)]
+        patterns = {id(each.value) for each in within if isinstance(each, ast.MatchValue)}
+        places = {
+            (each.lineno - 1, each.col_offset): each
+            for each in within
+            if isinstance(each, ast.Attribute)
+            and isinstance(each.value, ast.Name)
+            and each.value.id in self._enums
+            and CONSTANT.fullmatch(each.attr)
+            and id(each) not in patterns
+        }
+        made = set()
+        for (line, start), each in sorted(places.items(), key=itemgetter(0), reverse=True):
+            member, text = ast.unparse(each), self._lines[line]
+            if (end := ends.get(member.partition(".")[0])) is not None:
+                constant = f"_{member.replace('.', '_')}"
+                self._lines[line] = text[:start] + constant + text[start + len(member) :]
+                made.add((end, f"; {constant}: Final = {member}"))
+        for end, constant in sorted(made):
+            self._lines[end] += constant
+
     def _constant(self, node: ast.Assign) -> None:
         """A name of a module that never changes is read without a look-up."""
         (target,), number = node.targets, node.lineno - 1
@@ -176,10 +233,11 @@ class Expansion:
             line = self._lines[decorator.lineno - 1]
             self._lines[decorator.lineno - 1] = line.replace("frozen=True", "unsafe_hash=True")
         if node.name in SUBCLASSED:
-            self._lines[node.lineno - 2] = "@mypyc_attr(allow_interpreted_subclasses=True)"
-            self._lines[node.lineno - 3] = f"if TYPE_CHECKING: {ATTRIBUTES}"
+            self._attribute(node, "allow_interpreted_subclasses=True")
         if base not in self.records and not is_data:
             return
+        if base in self.records:
+            self._attribute(node, RECORD)
         fields = [
             each
             for each in node.body
@@ -197,6 +255,11 @@ class Expansion:
             names = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
             made = _init(everything, calls_after="__post_init__" in names)
             self._lines[fields[0].lineno - 1] = f"    {made}"
+
+    def _attribute(self, node: ast.ClassDef, attribute: str) -> None:
+        """Have a class compiled in another way; there are two empty lines before it."""
+        self._lines[node.lineno - 2] = f"@mypyc_attr({attribute})"
+        self._lines[node.lineno - 3] = f"if TYPE_CHECKING: {ATTRIBUTES}"
 
 
 def _is_plain(decorator: ast.expr) -> bool:
@@ -250,9 +313,10 @@ def expand(package: Path) -> None:
     """Write out the records of all files to compile."""
     records: dict[str, list[ast.AnnAssign]] = {name: [] for name in BASES}
     texts = {path: (package / path).read_text() for path in sources()}
+    enums = set(ENUM.findall("".join(texts.values())))
     for _ in range(2):  # A base may be in a file that comes later.
         for path, text in texts.items():
-            expansion = Expansion(text, records)
+            expansion = Expansion(text, records, enums)
             (package / path).write_text(expansion.run())
             records |= expansion.records
 

@@ -15,8 +15,8 @@ import pytest
 
 from prfaas.cli.trace.actions import Import
 from prfaas.errors import ConfigError
-from prfaas.traces.formats.detect import Unit
 from prfaas.traces.reader import TracePart, read_requests
+from prfaas.traces.requests import Unit
 from prfaas.units import NS_PER_MS, NS_PER_S
 
 _ROWS = [{"timestamp": 1000 * i, "input_length": 600, "output_length": 5} for i in range(30)]

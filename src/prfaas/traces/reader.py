@@ -22,12 +22,11 @@ from prfaas.traces.formats.detect import (
     REQUEST_FORMATS,
     SESSIONS,
     MooncakeRows,
-    Unit,
     detect,
     looks_like_seconds,
 )
 from prfaas.traces.lines import OnProgress, read_lines, refuse, text_of
-from prfaas.traces.requests import RecordedRequest
+from prfaas.traces.requests import RecordedRequest, Unit
 from prfaas.units import NS_PER_S
 
 _DAY_NS = 86_400 * NS_PER_S
@@ -221,7 +220,7 @@ class _Reader:
         for number, line in lines:
             self.drops.num_lines += 1
             try:
-                self._keep(number, parse(text_of(line, self.limits) if line is None else line))
+                self._keep(number, parse(line or text_of(line, self.limits)))
             except DroppedError as error:
                 self._drop(number, error)
             if not self.has_instants and len(self.kept) == self.part.num_requests:

@@ -4,10 +4,33 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, Literal
+
+import msgspec
+
+from prfaas.records import Record
+from prfaas.traces.checks import BLOCK_ID_MAX
+
+Unit = Literal["s", "ms"]
+BlockId = Annotated[int, msgspec.Meta(ge=0, le=BLOCK_ID_MAX)]
 
 
-class RecordedRequest(NamedTuple):
+class MooncakeLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A line: `timestamp` in ms, lengths in tokens, ids of the prompt's blocks, tenant.
+
+    `timestamp_unit` on the first line names the unit of all timestamps; it is written by
+    `prfaas trace import`, and elsewhere the unit is that of the format unless it cannot be.
+    """
+
+    timestamp: float | None = None
+    timestamp_unit: Unit | None = None
+    input_length: int
+    output_length: int | None = None
+    hash_ids: list[BlockId] = []
+    tenant: str = ""
+
+
+class RecordedRequest(Record, frozen=True):
     """A recorded request: instant, lengths in tokens, ids of the prompt's blocks, tenant.
 
     An id names its block and all before it; the last block may be a partial one. No ids: nothing

@@ -34,31 +34,31 @@ def test_decode_without_a_queue_adds_nothing() -> None:
         flow.expect(number)
         flow.landed(number, 0)
         flow.begun(number, 0)
-    assert flow.wait(S)(0) == 0
+    assert flow.wait(S).after(0) == 0
 
 
 def test_the_next_request_takes_the_place_that_falls_free_first() -> None:
     flow, now = full()
     # The places were taken at 8, 9, 10 and 11 s, each for 8 s.
     assert now == 11 * S
-    assert flow.wait(now)(0) == 5 * S
-    assert flow.wait(now)(2 * S) == 3 * S
-    assert flow.wait(now)(6 * S) == 0
+    assert flow.wait(now).after(0) == 5 * S
+    assert flow.wait(now).after(2 * S) == 3 * S
+    assert flow.wait(now).after(6 * S) == 0
 
 
 def test_those_on_their_way_are_ahead_although_they_have_not_landed() -> None:
     flow, now = full()
     flow.expect(200)
     flow.expect(201)
-    assert flow.wait(now)(0) == 7 * S
+    assert flow.wait(now).after(0) == 7 * S
 
 
 def test_a_place_that_is_free_is_taken_at_once() -> None:
     flow, now = full()
     flow.end(100, now)
-    assert flow.wait(now)(0) == 0
+    assert flow.wait(now).after(0) == 0
     flow.expect(200)
-    assert flow.wait(now)(0) > 0
+    assert flow.wait(now).after(0) > 0
 
 
 def test_a_delay_that_only_looks_like_a_queue_stays_a_short_one() -> None:
@@ -73,12 +73,12 @@ def test_a_delay_that_only_looks_like_a_queue_stays_a_short_one() -> None:
     flow.begun(2, 60 * S + S // 4)
     for number in range(3, 9):
         flow.expect(number)
-    assert flow.wait(61 * S)(0) <= 3 * S // 4
+    assert flow.wait(61 * S).after(0) <= 3 * S // 4
 
 
 def test_a_queue_of_long_ago_says_nothing() -> None:
     flow, now = full()
-    assert flow.wait(now + 61 * S)(0) == 0
+    assert flow.wait(now + 61 * S).after(0) == 0
 
 
 @given(
@@ -104,7 +104,7 @@ def test_nothing_is_held_once_all_has_ended(steps: list[tuple[str, int, int]]) -
                 flow.begun(number, now)
             case "end":
                 flow.end(number, now)
-        assert flow.wait(now)(after) >= 0
+        assert flow.wait(now).after(after) >= 0
     for number in range(6):
         flow.end(number, now)
     assert flow.num_held == 0
@@ -126,4 +126,4 @@ def test_places_fall_free_at_an_even_pace_where_times_differ_much(ahead: int) ->
         flow.begun(3000 + number, now)
     for number in range(ahead):
         flow.expect(4000 + number)
-    assert flow.wait(now)(0) == pytest.approx((ahead + 1) * 10 * S / 4, rel=0.5)
+    assert flow.wait(now).after(0) == pytest.approx((ahead + 1) * 10 * S / 4, rel=0.5)

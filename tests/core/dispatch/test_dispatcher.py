@@ -325,7 +325,7 @@ def test_a_request_that_is_routed_again_decodes_like_any_other() -> None:
         decoded(made, 1, 0, NS_PER_S)
         made.requests.end(1, 9 * NS_PER_S)
         decoded(made, 2, 2 * NS_PER_S, 9 * NS_PER_S)
-        waits.append(made.requests.decode_wait(9 * NS_PER_S)(0))
+        waits.append(made.requests.decode_wait(9 * NS_PER_S).after(0))
     assert waits == [8 * NS_PER_S] * 2
 
 

@@ -14,7 +14,7 @@ from prfaas.core.control.replication import (
 )
 from prfaas.core.routing.decision import RoutingFacts
 from prfaas.core.routing.policies import PullSettings, choose_pull, with_pull
-from prfaas.core.routing.predictions import Costs, LinkState, PathSignals, no_wait, predict
+from prfaas.core.routing.predictions import Costs, DecodeWait, LinkState, PathSignals, predict
 from prfaas.units import NS_PER_S
 
 MS = NS_PER_S // 1000
@@ -113,7 +113,7 @@ def test_what_decode_adds_is_in_both_local_predictions() -> None:
     costs = Costs([MS * n for n in range(3)], [MS * n for n in range(3)], [0, 1, 2], 0, 1000)
     facts = RoutingFacts(2000, 0, 1000)
     local, signals = [], PathSignals(0, 0, LinkState(1e9))
-    for waits in (no_wait, lambda _after_ns: NS_PER_S):
+    for waits in (DecodeWait(), DecodeWait(2**62, NS_PER_S)):
         plain = predict(facts, signals, costs, waits)
         found = with_pull(plain, facts, signals, costs, 0.0, waits)
         assert found.pull_tokens == 1000

@@ -56,19 +56,22 @@ def large(num_requests: int) -> Scenario:
 
 
 def mooncake(num_requests: int) -> Scenario:
-    """The first requests of Mooncake's conversation."""
+    """The first requests of Mooncake's conversation, with caches that are full soon."""
     scenario = load_scenario(EXAMPLES / "mooncake.toml")
-    source = scenario.workload.source
+    source, setup = scenario.workload.source, scenario.setup
     assert isinstance(source, Trace)
     source = replace(source, rows=source.rows[:num_requests])
-    return replace(scenario, workload=replace(scenario.workload, source=source))
+    (cluster,) = setup.prfaas
+    cache = replace(setup.cache, host_blocks=500)
+    setup = replace(setup, cache=cache, prfaas=(replace(cluster, cache=cache),))
+    return replace(scenario, setup=setup, workload=replace(scenario.workload, source=source))
 
 
 @pytest.mark.parametrize(
     ("make", "few", "many", "most", "events"),
     [
         (case_study, 50, 250, 12_000, 7.3),
-        (mooncake, 50, 250, 12_460, 7.2),
+        (mooncake, 50, 250, 15_150, 7.3),
         (large, 500, 1000, 13_090, 7.0),
     ],
 )

@@ -17,8 +17,9 @@ from prfaas.presentation import console_for
 from prfaas.traces.checks import Drops
 from prfaas.traces.figures import LoadFigures, Spread, TraceFigures, figures_of
 from prfaas.traces.formats.columns import LENGTHS
-from prfaas.traces.formats.detect import BLOCK_TOKENS, CHATS, SESSIONS, Unit, detect, mooncake_line
+from prfaas.traces.formats.detect import BLOCK_TOKENS, CHATS, SESSIONS, detect, mooncake_line
 from prfaas.traces.reader import TracePart, read_requests
+from prfaas.traces.requests import Unit
 from prfaas.traces.sessions.block_chain import TextUnits, characters, tokens_of
 from prfaas.traces.sessions.chats import read_chats
 from prfaas.traces.sessions.session_file import (

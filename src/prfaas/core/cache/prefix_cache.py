@@ -7,12 +7,9 @@ order and share one limit.
 
 Of one prompt the last block is the first to be evicted: a prefix outlives what follows it.
 
-A prefix cache that tenants share, with reserves and limits.
-
-A prefix cache of two tiers: what host memory evicts spills to disk, what is used is promoted.
-
-A block lies in one tier. Of a hit the part on disk has to be read before prefill can resume, which
-takes time; the caller decides whether that is worth it.
+One that tenants share, with reserves and limits; and one of two tiers: what host memory evicts
+spills to disk, what is used is promoted. A block lies in one tier. Of a hit the part on disk has to
+be read before prefill can resume, which takes time; the caller decides whether that is worth it.
 """
 
 from __future__ import annotations
@@ -34,10 +31,11 @@ _LISTED_MAX = 4
 @dataclass(slots=True, eq=False)
 class _Use:
     """Keys that were used at once. Of the first `num_left` the last one is the next to go, if it
-    was not used again."""
+    was not used again; the first `num_again` were."""
 
-    keys: Sequence[int]
+    keys: tuple[int, ...]
     num_left: int
+    num_again: int = 0
 
 
 class PrefixCache:
@@ -159,8 +157,9 @@ class PrefixCache:
         _renew(self._held, keys, self._begin_use(keys))
 
     def _begin_use(self, keys: Sequence[int]) -> _Use:
-        use = _Use(keys, len(keys))
+        use = _Use(tuple(keys), len(keys))
         if self._capacity is not None:
+            _use_again(self._held, use.keys)
             if self._num_listed > _LISTED_MAX * len(self._held):
                 self._forget_uses()
             self._uses.append(use)
@@ -172,26 +171,26 @@ class PrefixCache:
         held, self._num_listed = self._held, 0
         for _ in range(len(self._uses)):
             use = self._uses.popleft()
-            use.keys = [key for key in use.keys[: use.num_left] if held.get(key) is use]
-            use.num_left = len(use.keys)
+            use.keys = tuple([key for key in use.keys[: use.num_left] if held.get(key) is use])
+            use.num_left, use.num_again = len(use.keys), 0
             if use.num_left:
                 self._uses.append(use)
                 self._num_listed += use.num_left
 
     def _evict(self) -> None:
-        capacity, held, on_evict = self._capacity, self._held, self._on_evict
+        capacity, on_evict = self._capacity, self._on_evict
         while capacity is not None and self._used > capacity:
             use = self._uses[0]
-            while use.num_left and self._used > capacity:
-                use.num_left -= 1
-                self._num_listed -= 1
-                key = use.keys[use.num_left]
-                if held.get(key) is use:
-                    del held[key]
-                    self._used -= self._room(key)
-                    if on_evict is not None:
-                        on_evict(key)
-            if not use.num_left:
+            before, excess = use.num_left, self._used - capacity
+            gone = _take_last(self._held, use.keys, use, 1 if self._checkpoint_blocks else excess)
+            self._num_listed -= before - use.num_left
+            self._used -= len(gone)
+            for key in gone if self._checkpoint_blocks or on_evict is not None else ():
+                self._used -= self._room(key) - 1
+                if on_evict is not None:
+                    on_evict(key)
+            if use.num_left <= use.num_again:
+                self._num_listed -= use.num_left
                 self._uses.popleft()
 
     def _room(self, key: int) -> int:
@@ -208,6 +207,29 @@ def _leading_run(held: dict[K, _Use], keys: Sequence[K]) -> int:
         if key not in held:
             return count
     return len(keys)
+
+
+def _use_again(held: dict[K, _Use], keys: tuple[K, ...]) -> None:
+    """Note in the last use of a prompt how much of it is used again: that need not be gone through
+    when it is the oldest."""
+    if keys and (before := held.get(keys[0])) is not None:
+        num = min(len(keys), len(before.keys))
+        if num > before.num_again and before.keys[:num] == keys[:num]:
+            before.num_again = num
+
+
+def _take_last(held: dict[K, _Use], keys: tuple[K, ...], use: _Use, num_max: int) -> list[K]:
+    """Drop up to so many keys, of those of a use that were not used again: the last ones."""
+    gone: list[K] = []
+    left = use.num_left
+    while left > use.num_again and len(gone) < num_max:
+        left -= 1
+        key = keys[left]
+        if held.get(key) is use:
+            del held[key]
+            gone.append(key)
+    use.num_left = left
+    return gone
 
 
 def _hold(held: dict[K, _Use], keys: Sequence[K], use: _Use) -> None:

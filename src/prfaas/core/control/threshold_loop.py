@@ -166,13 +166,16 @@ class Balance:
             return
         lengths, movable, length = self._lengths, self._movable, work.num_new_tokens
         index = bisect_left(lengths, length)
-        while index < len(movable) and movable[index] < work:
+        while index < len(movable) and movable[index].num_new_tokens == length:
+            if movable[index] >= work:
+                break
             index += 1
         if sign > 0:
             movable.insert(index, work)
             lengths.insert(index, length)
         else:
-            del movable[index], lengths[index]
+            movable.pop(index)
+            lengths.pop(index)
         if index < self._num_short:
             self._num_short += sign
             self._local_ns += sign * work.local_ns
@@ -231,11 +234,11 @@ class Balance:
 
     def _pass(self, sign: int) -> None:
         """Move the threshold beyond the next longer request, or back before the last one."""
-        _, local_ns, remote_ns, shipped_bytes = self._movable[self._num_short - (sign < 0)]
+        work = self._movable[self._num_short - (sign < 0)]
         self._num_short += sign
-        self._local_ns += sign * local_ns
-        self._remote_ns -= sign * (remote_ns or 0)
-        self._shipped_bytes -= sign * shipped_bytes
+        self._local_ns += sign * work.local_ns
+        self._remote_ns -= sign * (work.remote_ns or 0)
+        self._shipped_bytes -= sign * work.shipped_bytes
 
 
 class Spared:

@@ -11,7 +11,7 @@ itself. Time comes in as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -168,7 +168,7 @@ class Dispatcher:
         """Report the requests that waited for prefill at an instance at `observed_at_ns`."""
         self._stage_of[name].book.report(name, observed_at_ns, num_waiting)
 
-    def report_loads(self, observed_at_ns: int, num_waiting: Iterable[tuple[str, int]]) -> None:
+    def report_loads(self, observed_at_ns: int, num_waiting: list[tuple[str, int]]) -> None:
         """The same for several instances observed together."""
         stage_of = self._stage_of
         for name, waiting in num_waiting:

@@ -80,8 +80,8 @@ class DestinationMemory:
 
     def give_back(self, request_id: int) -> None:
         """The blocks of a request were loaded, or none waits for them; no effect if not taken."""
-        pool, num_bytes = self._by_request.pop(request_id, ("", 0))
-        if num_bytes:
+        if request_id in self._by_request:
+            pool, num_bytes = self._by_request.pop(request_id)
             self._taken[pool] -= num_bytes
 
     def validate(self) -> None:

@@ -153,10 +153,10 @@ class InstanceLoad:
         load = self._loads[name]
         if job not in load.jobs:
             return None
-        while job in load.jobs:
-            self._end(load, next(iter(load.jobs)), now_ns)
+        while job in load.jobs and (first := _first(load.jobs)) is not None:
+            self._end(load, first, now_ns)
         self._move(load, now_ns + load.work_ns + load.foreign_ns)
-        return next(iter(load.jobs), None)
+        return _first(load.jobs)
 
     def waiting(self, name: str, num_waiting: int) -> list[int]:
         """Return jobs of this gateway that wait at an instance, in order of dispatch; returns the
@@ -334,7 +334,7 @@ class InstanceLoad:
 
     def _end(self, load: _Load, name: int, now_ns: int) -> int:
         """A job is over; the work it stood for."""
-        if next(iter(load.jobs)) == name:
+        if _first(load.jobs) == name:
             load.begun_at_ns = now_ns
         job, ended = load.jobs.pop(name), load.ended
         load.work_ns -= job.work_ns
@@ -364,7 +364,7 @@ class InstanceLoad:
 
 def _take(places: list[_Place], place: _Place) -> None:
     """Take a place out of its order."""
-    del places[bisect_left(places, place)]
+    places.pop(bisect_left(places, place))
 
 
 def _sent_after(load: _Load, at_ns: int) -> list[_Job]:
@@ -383,6 +383,13 @@ def _after(free_at_ns: int, jobs: Sequence[_Job]) -> int:
     for job in jobs:
         free_at_ns = max(free_at_ns, job.sent_at_ns) + job.work_ns
     return free_at_ns
+
+
+def _first(jobs: dict[int, _Job]) -> int | None:
+    """Job that was sent first."""
+    for number in jobs:
+        return number
+    return None
 
 
 def _first_ns(load: _Load) -> int:

@@ -23,7 +23,7 @@ from prfaas.core.invariants import hold
 from prfaas.core.resilience.budgets import SpareTime
 from prfaas.core.routing.calibration import Expected
 from prfaas.core.routing.decision import Decision, Path
-from prfaas.core.routing.predictions import DecodeWait, no_wait
+from prfaas.core.routing.predictions import NO_WAIT, DecodeWait
 from prfaas.records import MutableRecord
 from prfaas.units import NS_PER_S
 
@@ -212,7 +212,7 @@ class OpenRequests:
 
     def decode_wait(self, now_ns: int) -> DecodeWait:
         """Additional time of decode, if instances only decode."""
-        return no_wait if self.decode_book is None else self._decode_flow.wait(now_ns)
+        return NO_WAIT if self.decode_book is None else self._decode_flow.wait(now_ns)
 
     # The life of a request
 

@@ -32,11 +32,12 @@ from prfaas.core.routing.decision import Decision, Path, Reason, RoutingFacts
 from prfaas.core.routing.policies import PolicyName, with_pull
 from prfaas.core.routing.predictions import (
     NO_PROFILE,
+    NO_WAIT,
     DecodeWait,
     PathSignals,
+    PathWork,
     Prediction,
     ScaledBytes,
-    no_wait,
     predict,
 )
 from prfaas.records import Record
@@ -296,7 +297,7 @@ class RouteFinder:
         return self.local.first_pool or self._first_pool
 
     def consider(
-        self, arrival: Arrival, now_ns: int, decode_wait: DecodeWait = no_wait
+        self, arrival: Arrival, now_ns: int, decode_wait: DecodeWait = NO_WAIT
     ) -> Considered:
         """Compare the routes of a request."""
         fetch = self.hosts.fetch(arrival, now_ns)
@@ -317,7 +318,7 @@ class RouteFinder:
         if work is None or self._settings.policy is not PolicyName.ADAPTIVE:
             return
         if option.facts.obstacle in (Reason.NOT_OFFLOADABLE, Reason.NOTHING_TO_SHIP):
-            work = work._replace(remote_ns=None, shipped_bytes=0)
+            work = PathWork(work.num_new_tokens, work.local_ns, None, 0)
         option.link.balance.note(work)
 
     def learn(self, now_ns: int) -> list[ThresholdMoved]:

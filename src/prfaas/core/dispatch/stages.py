@@ -4,14 +4,10 @@ with a plan       costs of the cluster x the factor of its calibration
 without one       nominal work of its tokens, corrected by what is learnt of the cluster
 policy observed   as without a plan; first tokens of both paths are observed as well
 
-Instances that only decode: how many requests each has, and how long one waits for decode.
-
-The wait is predicted from who is ahead and when those that decode will end.
-
-A request waits for decode behind those that wait already and those in transit. How many decode
-at once is seen while requests queue, and how long one takes as it ends. Waits of the past alone
-would come too late: with ten seconds of prefill under way, a queue that is seen now belongs to
-requests that were routed ten seconds ago.
+Instances that only decode: how many requests each has, and how long one waits for decode: behind
+those that wait already and those in transit. How many decode at once is seen while requests queue,
+and how long one takes as it ends. Waits of the past alone would come too late: with ten seconds of
+prefill under way, a queue that is seen now belongs to requests that were routed ten seconds ago.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ from prfaas.core.routing.calibration import Calibration
 from prfaas.core.routing.decision import Path, Reason
 from prfaas.core.routing.observed import FirstTokens, NominalWork, ObservedRates, nominal_ns
 from prfaas.core.routing.policies import PolicyName
-from prfaas.core.routing.predictions import DecodeWait, no_wait
+from prfaas.core.routing.predictions import NO_WAIT, DecodeWait
 from prfaas.units import NS_PER_S
 
 _LOCAL = Path.LOCAL
@@ -277,7 +273,7 @@ class DecodeBook:
 def _take(levels: dict[int, list[str]], count: int, name: str) -> None:
     """Take an instance out of the level of its count."""
     level = levels[count]
-    del level[bisect_left(level, name)]
+    level.pop(bisect_left(level, name))
     if not level:
         del levels[count]
 
@@ -328,7 +324,7 @@ class DecodeFlow:
         if begun_at_ns is not None:
             weight, took_ns = _WEIGHT if self._mean_ns else 1.0, now_ns - begun_at_ns
             self._mean_ns += weight * (took_ns - self._mean_ns)
-            self._square_ns += weight * (took_ns**2 - self._square_ns)
+            self._square_ns += weight * (took_ns * took_ns - self._square_ns)
 
     def wait(self, now_ns: int) -> DecodeWait:
         """Return the predicted wait of a request, by the time from now after which it lands.
@@ -337,13 +333,12 @@ class DecodeFlow:
         """
         num_decoding = len(self._begun_at_ns)
         if not num_decoding or now_ns - self._queued_at_ns > self._stale_after_ns:
-            return no_wait
+            return NO_WAIT
         ahead = len(self._landed_at_ns) - (self._num_places - num_decoding)
         if ahead < 0 or not self._mean_ns:
-            return no_wait
+            return NO_WAIT
         free_after_ns = self._free_after_ns(ahead, now_ns)
-        most_ns = round(_GROWTH_MAX * self._longest_ns)
-        return lambda after_ns: min(max(0, free_after_ns - after_ns), most_ns)
+        return DecodeWait(free_after_ns, round(_GROWTH_MAX * self._longest_ns))
 
     @property
     def num_held(self) -> int:

@@ -257,7 +257,7 @@ class DispatcherBooks(ABC):
         return None if seen is None else seen.bits_per_s
 
 
-Methods: TypeAlias = Mapping[type[Action], Callable[[Any, Any], None]]
+Methods: TypeAlias = dict[type[Action], Callable[[Any, Any], None]]
 
 
 class Executor(ABC):

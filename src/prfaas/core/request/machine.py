@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from prfaas.core.dispatch import types
@@ -88,8 +87,6 @@ _ROUTED, _PREFILLING, _DECODING = Stage.ROUTED, Stage.PREFILLING, Stage.DECODING
 _STREAMING, _ENDED = Stage.STREAMING, Stage.ENDED
 _HAND_OFF, _PULL, _COMMITTED = Blocks.HAND_OFF, Blocks.PULL, TransferEnd.COMMITTED
 _START_PULL, _STOP_PREFILL = StartPull(), StopPrefill()
-_start_prefill, _start_decode = cache(StartPrefill), cache(StartDecode)
-_continue_on = cache(ContinueOn)
 
 
 class Route(MutableRecord):
@@ -242,7 +239,7 @@ class RequestLife:
         self.watches.append(PrefillWatch(self._fleet, route.number, local, now_ns))
         self.stage = _PREFILLING
         self._prefills_left -= 1
-        actions.append(_start_prefill(route.prefill))
+        actions.append(StartPrefill(route.prefill))
         return actions
 
     def _watch_route(self, blocks: Movement, local: str, now_ns: int) -> None:
@@ -315,7 +312,7 @@ class RequestLife:
                 return self._fail(now_ns)
         self.stage = _DECODING
         self._legs_left -= 1
-        return [_continue_on(self.decode) if self.is_begun else _start_decode(self.decode)]
+        return [ContinueOn(self.decode) if self.is_begun else StartDecode(self.decode)]
 
     def _first_token(self, _event: AnyEvent, now_ns: int) -> list[AnyAction]:
         if self.stage is _PREFILLING:

@@ -26,12 +26,12 @@ from math import ceil, exp, log
 
 from prfaas.core.routing.decision import Decision, Path, Reason, RoutingFacts, judge
 from prfaas.core.routing.predictions import (
+    NO_WAIT,
     CostModel,
     DecodeWait,
     LinkState,
     PathSignals,
     Prediction,
-    no_wait,
 )
 
 
@@ -113,7 +113,7 @@ def with_pull(
     signals: PathSignals,
     costs: CostModel,
     ns_per_byte: float,
-    decode_wait: DecodeWait = no_wait,
+    decode_wait: DecodeWait = NO_WAIT,
     held_tokens: int | None = None,
 ) -> Prediction:
     """The prediction with the local path by way of a pull, where that pays.
@@ -143,7 +143,7 @@ def with_pull(
         return found
     start_ns = max(signals.local_wait_ns or 0, pull.arrival_ns)
     local_ns = start_ns + costs.local_prefill_ns(facts.num_prompt_tokens - there, there)
-    decode_ns = decode_wait(local_ns)
+    decode_ns = decode_wait.after(local_ns)
     return found._replace(
         local_ns=local_ns + decode_ns, local_decode_ns=decode_ns, pull_tokens=pull.num_tokens
     )

@@ -12,9 +12,8 @@ beside its tokens: the fixed time of a cold one, and more where a prefix was mea
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
 
 from prfaas.core.kv.blocks import LAYOUT_ID_BYTES, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.shipping import num_checkpoints
@@ -22,8 +21,23 @@ from prfaas.core.routing.decision import Path, RoutingFacts, Unpredicted
 from prfaas.records import Record
 from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
-DecodeWait = Callable[[int], int]
-"""Wait for decode, ns, of a request whose blocks are there after so many ns from now."""
+
+class DecodeWait(Record, frozen=True):
+    """Wait for decode; none unless a place falls free later."""
+
+    free_after_ns: int = 0
+    """Time from now until a place is free."""
+    most_ns: int = 0
+
+    def after(self, arrival_ns: int) -> int:
+        """The wait of a request whose blocks are there after so many ns from now."""
+        if not self.most_ns:
+            return 0
+        return min(max(0, self.free_after_ns - arrival_ns), self.most_ns)
+
+
+NO_WAIT = DecodeWait()
+"""Of a decode that takes every request at once."""
 
 
 class CostModel:
@@ -88,7 +102,7 @@ class PathSignals(Record, frozen=True):
         return max(0.0, drain_ns - (self.remote_wait_ns or 0))
 
 
-class PathWork(NamedTuple):
+class PathWork(Record, frozen=True, order=True):
     """Work of one request on either path."""
 
     num_new_tokens: int
@@ -130,16 +144,11 @@ class Prediction(Record, frozen=True):
 NO_PROFILE = Prediction(None, None, Unpredicted.NO_PROFILE)
 
 
-def no_wait(_after_ns: int) -> int:
-    """A decode that takes every request at once."""
-    return 0
-
-
 def predict(
     facts: RoutingFacts,
     signals: PathSignals,
     costs: CostModel | None,
-    decode_wait: DecodeWait = no_wait,
+    decode_wait: DecodeWait = NO_WAIT,
     *,
     ns_per_byte: float = 0.0,
     delay_ns_per_byte: float = 0.0,
@@ -166,13 +175,13 @@ def predict(
     local_decode_ns = remote_decode_ns = 0
     if signals.local_wait_ns is not None:
         local_ns = signals.local_wait_ns + work_ns
-        local_decode_ns = decode_wait(local_ns)
+        local_decode_ns = decode_wait.after(local_ns)
         local_ns += local_decode_ns
     if signals.remote_wait_ns is not None:
         computed_ns = signals.remote_wait_ns + remote_work_ns
     remote_ns = _remote(prompt, present, signals, costs, computed_ns, shipped)
     if remote_ns is not None:
-        remote_decode_ns = decode_wait(remote_ns)
+        remote_decode_ns = decode_wait.after(remote_ns)
         remote_ns += remote_decode_ns
     complete = local_ns is not None and remote_ns is not None
     missing = None if complete else Unpredicted.STALE_SIGNALS

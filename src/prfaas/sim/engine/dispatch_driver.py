@@ -208,12 +208,13 @@ class SimulatedDriver(DispatcherBooks):
         if self.caches.any_room:
             super()._look_up(numbers, now_ns)
 
-    def report_loads(self, observed_at_ns: int, num_waiting: Sequence[tuple[str, int]]) -> None:
+    def report_loads(self, observed_at_ns: int, num_waiting: list[tuple[str, int]]) -> None:
         """Report the requests that wait at some instances."""
         self.dispatcher.report_loads(observed_at_ns, num_waiting)
-        for name, waiting in num_waiting if self.caches.any_room else ():
-            if waiting:
-                self._look_up(self.dispatcher.requests.due(name, waiting), observed_at_ns)
+        if self.caches.any_room:
+            for name, waiting in num_waiting:
+                if waiting:
+                    self._look_up(self.dispatcher.requests.due(name, waiting), observed_at_ns)
 
     @property
     def offload_threshold(self) -> int:

@@ -5,7 +5,6 @@ Roles, their loop and both names of an instance are the core's (`core/control/sp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prfaas.core.control.role_loop import InstanceQueue, Role, RoleLoop, StageLoad
@@ -88,17 +87,18 @@ class RoleChanges:
 
     def prefilling(self) -> list[PrefillInstance]:
         """PD instances that prefill and are up, those that drain left out."""
-        return self._up(Role.PREFILL, self._sim.locals)
+        found = [*self._sim.locals.values()]
+        return [each for each in self._with_role(Role.PREFILL, found) if each.up]
 
     def decoding(self) -> list[DecodeInstance]:
         """PD instances that decode and are up, those that drain left out."""
-        return self._up(Role.DECODE, self._sim.decoders)
+        found = [*self._sim.decoders.values()]
+        return [each for each in self._with_role(Role.DECODE, found) if each.up]
 
-    def _up(self, role: Role, instances: Mapping[str, Instance]) -> list[Instance]:
-        found = list(instances.values())
-        if self._setup is not None:
-            found = [found[i] for i in self._roles.with_role(role)]
-        return [instance for instance in found if instance.up]
+    def _with_role(self, role: Role, instances: list[Instance]) -> list[Instance]:
+        if self._setup is None:
+            return instances
+        return [instances[i] for i in self._roles.with_role(role)]
 
     # The loop
 

@@ -8,8 +8,7 @@ samples, every second one is dropped and the interval doubles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from prfaas.core.control.replication import CopiedPrompt, Copy, Replication
 from prfaas.core.dispatch.links import Link, LinkReport
@@ -18,6 +17,7 @@ from prfaas.core.dispatch.types import Routed
 from prfaas.records import Record
 from prfaas.sim.engine.dispatch_driver import News
 from prfaas.sim.resources.prefill_instance import PrefillInstance
+from prfaas.sim.system.clock import Action
 from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 
@@ -92,21 +92,23 @@ class Telemetry:
         self._instances = (*simulation.locals.values(), *simulation.remotes.values())
         self._open: set[tuple[str, str]] = set()
         """Links with open transfers at the last observation."""
+        self._observing: Action = self._observe
+        self._delivering: Action = self._deliver
 
     def start(self) -> None:
         """Observe from the start of the run to its end."""
         clock, signals = self._sim.clock, self._sim.setup.signals
-        clock.at(0, self._observe)
+        clock.at(0, self._observing)
         clock.after(signals.loop_interval_ns, self._move)
 
     def _observe(self, _argument: None) -> None:
         sim, signals = self._sim, self._sim.setup.signals
         if not sim.busy:
             return
-        now_ns, at = sim.clock.now_ns, sim.clock.at
+        clock, now_ns = sim.clock, sim.clock.now_ns
         sim.guards.refresh(now_ns)
-        at(now_ns + signals.delay_ns, self._deliver, self._look())
-        at(now_ns + signals.interval_ns, self._observe)
+        clock.at(now_ns + signals.delay_ns, self._delivering, self._look())
+        clock.at(now_ns + signals.interval_ns, self._observing)
 
     def _look(self) -> Observation:
         now_ns, were_open, reports = self._sim.clock.now_ns, self._open, []
@@ -139,7 +141,7 @@ class Telemetry:
         sim.clock.after(sim.setup.signals.loop_interval_ns, self._move)
 
 
-class SeriesSample(NamedTuple):
+class SeriesSample(Record, frozen=True):
     """Sample of one time."""
 
     at_ns: int
@@ -198,7 +200,7 @@ def _sample(sim: RunParts, roles: RoleChanges) -> SeriesSample:
     bits_per_s = 0.0
     backlog = 0.0
     for wan in sim.wans.values():
-        bits_per_s += max(transport.link.bits_per_s for transport in wan)
+        bits_per_s += max([transport.link.bits_per_s for transport in wan])
         for transport in wan:
             backlog += transport.link.backlog_bytes()
             num_flows += transport.link.num_active
@@ -218,7 +220,7 @@ def _sample(sim: RunParts, roles: RoleChanges) -> SeriesSample:
     )
 
 
-def _mean_backlog(instances: Sequence[PrefillInstance]) -> float:
+def _mean_backlog(instances: list[PrefillInstance]) -> float:
     total_ns = 0
     for instance in instances:
         total_ns += instance.backlog_ns()

@@ -32,7 +32,7 @@ from prfaas.sim.resources.decode_instance import DecodeInstance
 from prfaas.sim.resources.prefill_instance import PrefillInstance, PrefillJob
 from prfaas.sim.resources.shared_link import HostLinks, Purpose, SharedLink
 from prfaas.sim.resources.transport import Transport
-from prfaas.sim.system.clock import NEVER, Arrivals, Clock, Progress
+from prfaas.sim.system.clock import NEVER, Action, Arrivals, Clock, Progress
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import ClusterSetup, Setup
 
@@ -68,6 +68,7 @@ class Simulation(RunParts):
         self.alarms = Alarms(self.clock)
         self.front = SimulatedDriver(setup)
         self._pools = self.front.caches.pools
+        self._hearing: Action = self._heard_of
         self.open: dict[int, SimulatedRequestRun] = {}
         self.reactions = Reactions()
         self.suspects = SimulatedSuspects(
@@ -231,7 +232,7 @@ class Simulation(RunParts):
         if transport is None:
             self.open[request.index].prefilled()
         else:
-            self.clock.after(transport.setup.rtt_ns // 2, self._heard_of, job)
+            self.clock.after(transport.setup.rtt_ns // 2, self._hearing, job)
 
     def _heard_of(self, job: PrefillJob) -> None:
         """The answer of a prefill leg has crossed the link."""

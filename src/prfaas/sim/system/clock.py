@@ -57,9 +57,11 @@ class Clock:
         while heap and self.now_ns < self._end_ns:
             instant = heappop(heap)
             self.now_ns = instant
-            action, argument = due.pop(instant)
+            action, argument = due[instant]
             if instant in others:
                 self._bring_next(instant)
+            else:
+                del due[instant]
             num_events += 1
             action(argument)
         self.num_events += num_events
@@ -72,9 +74,11 @@ class Clock:
         """Process events up to a time, and stop."""
         while self._heap and self._heap[0] <= until_ns:
             self.now_ns = instant = heappop(self._heap)
-            action, argument = self._due.pop(instant)
+            action, argument = self._due[instant]
             if instant in self._others:
                 self._bring_next(instant)
+            else:
+                del self._due[instant]
             action(argument)
         self.now_ns = max(self.now_ns, until_ns)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -21,10 +20,9 @@ from prfaas.traces.checks import (
 )
 from prfaas.traces.formats.columns import CSV_FORMATS, columns_of
 from prfaas.traces.lines import read_lines
-from prfaas.traces.requests import RecordedRequest
+from prfaas.traces.requests import MooncakeLine, RecordedRequest, Unit
 from prfaas.units import NS_PER_MS, NS_PER_S
 
-Unit = Literal["s", "ms"]
 _NS: dict[Unit, int] = {"s": NS_PER_S, "ms": NS_PER_MS}
 _AT_MAX = {unit: checks.INSTANT_S_MAX * NS_PER_S / ns for unit, ns in _NS.items()}
 _SINCE_1970_S = (10**9, 10**10)
@@ -37,21 +35,6 @@ _WHOLE_DENSE_PER_S = 50.0
 NAME = "mooncake"
 TITLE = "Mooncake's schema"
 BLOCK_TOKENS = 512
-
-
-class MooncakeLine(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A line: `timestamp` in ms, lengths in tokens, ids of the prompt's blocks, tenant.
-
-    `timestamp_unit` on the first line names the unit of all timestamps; it is written by
-    `prfaas trace import`, and elsewhere the unit is that of the format unless it cannot be.
-    """
-
-    timestamp: float | None = None
-    timestamp_unit: Unit | None = None
-    input_length: int
-    output_length: int | None = None
-    hash_ids: list[int] = []
-    tenant: str = ""
 
 
 class MooncakeRows:
@@ -106,10 +89,6 @@ class MooncakeRows:
                 f"{num_blocks:,} blocks of {self._block_tokens:,}; name every block or none, or "
                 "set the tokens of the trace's blocks: cache.block_tokens, or --block-tokens",
             )
-        least, greatest = min(row.hash_ids), max(row.hash_ids)
-        if least < 0 or greatest > checks.BLOCK_ID_MAX:
-            worst = least if least < 0 else greatest
-            in_range("an id of hash_ids", worst, 0, checks.BLOCK_ID_MAX)
 
 
 def _refuse(row: MooncakeLine, at: float, output: int, unit: Unit) -> None:
