@@ -81,8 +81,10 @@ PAGE_BYTES = 4096
 CONNECT_TIMEOUT_S = 5.0
 STABLE_S = 5.0
 """A connection that lasted so long was no refusal: the next attempt follows soon."""
-UNPROVED_MAX = 8
-"""Connections without TLS that end before the peer has opened any; TLS is used from then on."""
+UNPROVED_MAX, PROVED_BYTES, PROVED_S = 3, 64 << 10, 60.0
+"""Connections without TLS that one place has in a row, of which none delivers so many bytes or lasts
+so long: something on the path may let nothing but TLS through, and TLS is used from then on. The
+first bytes prove nothing: what looks into connections may let some pass before it decides."""
 
 
 class DataConnection:
@@ -125,7 +127,8 @@ class DataConnection:
         self._is_idle = False
         """True while it waits for something to send, and nobody has roused it."""
         self._sent_bytes = 0 if sealer is None else len(sealer.opening)
-        self._received_bytes = 0
+        self.received_bytes = 0
+        """Bytes that the peer says it has."""
         self._moved_at_ns = 0
         self.fitted = (0, 0)
         """Its pacing and its backlog, bytes a second and bytes."""
@@ -155,9 +158,9 @@ class DataConnection:
         """
         if self.ended.done():
             return  # Its descriptor may be another connection's.
-        has_moved = num_bytes != self._received_bytes or num_bytes == self._sent_bytes
+        has_moved = num_bytes != self.received_bytes or num_bytes == self._sent_bytes
         if has_moved or not self._moved_at_ns:
-            self._received_bytes, self._moved_at_ns = num_bytes, now_ns
+            self.received_bytes, self._moved_at_ns = num_bytes, now_ns
         elif now_ns - self._moved_at_ns >= self._stuck_ns:
             self._fail(OSError("nothing of it arrives any more"))
 
@@ -302,9 +305,6 @@ class DataSenders:
         self._link, self._num_max = session.link, session.num_max
         self.secret = session.secret
         """Secret of the session; None if its connections have TLS."""
-        self._is_proved = False
-        """True once the peer has opened a connection without TLS."""
-        self._num_unproved = 0
         self._queue, self._coding, self._numbers = queue, coding, numbers
         self._num_wanted = self._pacing_bits_per_s = 0
         self._loop = asyncio.get_running_loop()
@@ -429,66 +429,62 @@ class DataSenders:
 
     def _check(self, num_bytes: dict[int, int], now_ns: int) -> None:
         for connection in list(self._connections):
-            arrived = num_bytes.get(connection.number, 0)
-            self._is_proved = self._is_proved or arrived > 0
-            connection.received_later(arrived, now_ns)
+            connection.received_later(num_bytes.get(connection.number, 0), now_ns)
 
     # --- on the lane of a connection ---
 
     async def keep_open(self, lane: Lane) -> None:
         """Keep one connection on a lane open until cancelled."""
         backoff = Backoff(self._limits.redial_s, self._limits.redial_max_s)
-        loop = asyncio.get_running_loop()
-        while self.secret is not None or lane is self._io:
-            began = loop.time()
+        loop, num_unproved = asyncio.get_running_loop(), 0
+        while (secret := self.secret) is not None or lane is self._io:
+            began, connection = loop.time(), None
             try:
-                await self._carry(lane)
+                with await self._dial(secret) as dialled:
+                    connection = self._connect(dialled, secret, lane)
+                    await self._carry(connection)
             except (OSError, PeerError) as error:
                 log.info("a data connection to %s is gone: %s", self._to.peer, repr(error))
+            if connection is not None:
+                is_proved = connection.received_bytes >= PROVED_BYTES
+                is_proved = is_proved or loop.time() - began > PROVED_S
+                num_unproved = 0 if is_proved else num_unproved + 1
+            if num_unproved >= UNPROVED_MAX and self.secret is not None:
+                self.secret = None
+                log_event(log, logging.WARNING, "link_uses_tls", peer=self._to.peer)
             if loop.time() - began > STABLE_S:
                 backoff.reset()
             await backoff.pause()
         self._io.call(self._move)
 
-    async def _carry(self, lane: Lane) -> None:
-        """Dial, and send until the connection ends."""
-        secret = self.secret
-        with await self._dial(secret) as dialled:
-            number = next(self._numbers)
-            seal = Sealer(secret, number) if secret is not None else None
-            join = encode(Join(pool=self._end.pool, link=self._link, number=number))
-            connection = DataConnection(
-                number,
-                dialled,
-                self._queue,
-                self._coding,
-                join,
-                seal,
-                lane=lane,
-                stuck_ns=self._limits.stuck_ns,
-            )
-            self._connections.append(connection)
+    def _connect(
+        self, dialled: socket.socket, secret: LinkSecret | None, lane: Lane
+    ) -> DataConnection:
+        number = next(self._numbers)
+        return DataConnection(
+            number,
+            dialled,
+            self._queue,
+            self._coding,
+            encode(Join(pool=self._end.pool, link=self._link, number=number)),
+            Sealer(secret, number) if secret is not None else None,
+            lane=lane,
+            stuck_ns=self._limits.stuck_ns,
+        )
+
+    async def _carry(self, connection: DataConnection) -> None:
+        """Send until the connection ends."""
+        self._connections.append(connection)
+        self._fit()
+        self._tell(self._owner.update)
+        try:
+            await connection.ended
+        finally:
+            connection.stop()
+            self._connections.remove(connection)
             self._fit()
+            self._queue.lost(connection.number)
             self._tell(self._owner.update)
-            try:
-                await connection.ended
-            finally:
-                connection.stop()
-                self._connections.remove(connection)
-                self._fit()
-                self._queue.lost(number)
-                self._tell(self._owner.update)
-                self._judge(secret)
-
-    def _judge(self, secret: LinkSecret | None) -> None:
-        """Use TLS for the rest of the session if the peer has opened no connection without it.
-
-        Something on the path may let nothing but TLS through.
-        """
-        self._num_unproved += secret is not None and not self._is_proved
-        if self._num_unproved >= UNPROVED_MAX and self.secret is not None and not self._is_proved:
-            self.secret = None
-            log_event(log, logging.WARNING, "link_uses_tls", peer=self._to.peer)
 
     async def _dial(self, secret: LinkSecret | None) -> socket.socket:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):

@@ -59,6 +59,8 @@ REFUSED_RETRY_MAX_S = 10.0
 STABLE_S = 5.0
 """After a connection that lasted this long, the next attempt follows immediately."""
 CONNECT_TIMEOUT_S = 5.0
+TLS_ONLY_S = 3600.0
+"""After data connections without TLS were of no use, none are offered to the peer for this time."""
 _CODECS = "blocks go raw; install 'prfaas[codecs]' at the peer to code them"
 
 
@@ -100,7 +102,9 @@ class Dialer:
     ) -> None:
         self._link, self._end, self._to, self._tls = link, end, to, tls
         self._tickets, self._facts = tickets, facts
-        self._encryptions = offered(end.encryption)
+        self._encryptions: list[str] = []
+        """Protections beside TLS that the present connection offers."""
+        self._tls_only_until_s = 0.0
         self._channel: Channel | None = None
         self._senders: DataSenders | None = None
         self._word = ""
@@ -183,6 +187,8 @@ class Dialer:
         if self._tickets.met(peer, peer_regions(channel.ssl_object)):
             self._link.end()
         self._word = secrets.token_hex(16)
+        is_tls_only = asyncio.get_running_loop().time() < self._tls_only_until_s
+        self._encryptions = [] if is_tls_only else offered(self._end.encryption)
         hello = PoolHello(
             pool=self._end.pool,
             epoch=self._end.epoch,
@@ -238,6 +244,9 @@ class Dialer:
         return senders
 
     def _disconnect(self) -> None:
+        session, senders = self._session, self._senders
+        if session and session.secret and senders and senders.secret is None:
+            self._tls_only_until_s = asyncio.get_running_loop().time() + TLS_ONLY_S
         self._channel = self._senders = self._session = None
         self._link.control.end()
         self._link.coding.agree(())
