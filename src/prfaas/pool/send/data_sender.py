@@ -81,10 +81,10 @@ PAGE_BYTES = 4096
 CONNECT_TIMEOUT_S = 5.0
 STABLE_S = 5.0
 """A connection that lasted so long was no refusal: the next attempt follows soon."""
-UNPROVED_MAX, PROVED_BYTES, PROVED_S = 3, 64 << 10, 60.0
-"""Connections without TLS that one place has in a row, of which none delivers so many bytes or lasts
-so long: something on the path may let nothing but TLS through, and TLS is used from then on. The
-first bytes prove nothing: what looks into connections may let some pass before it decides."""
+UNPROVED_MAX, PROVED_BYTES, PROVED_S = 3, 1 << 20, 60.0
+"""Connections without TLS that one place has in a row, none of which delivers so many bytes or
+lasts so long: something on the path may let nothing but TLS through, and TLS is used from then on.
+The first bytes prove nothing: what looks into connections may let some pass before it decides."""
 
 
 class DataConnection:
