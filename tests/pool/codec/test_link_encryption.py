@@ -7,6 +7,7 @@ import gc
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -177,20 +178,40 @@ async def test_a_path_that_ends_what_is_no_tls_once_it_has_looked_into_it_gets_t
 
     tap.change = inspects
     rig = await linked(world, tap, SEALED, SEALED, send=SendLimits(redial_s=0.01))
-    opened = {number: OPENING_BYTES for number in rig.link._dialer._senders.connections}  # type: ignore[union-attr]
+    opened = dict.fromkeys(rig.link._dialer._senders.connections, OPENING_BYTES)  # type: ignore[union-attr]
     await until(lambda: rig.pd.node.link_port.data.received("prfaas-pool") == opened)
     rig.link._dialer._senders.received(opened, 1)  # type: ignore[union-attr]
     await moved(rig)
     assert rig.link.telemetry.encryption == TLS
 
 
+async def test_a_path_that_has_carried_blocks_keeps_its_protection_through_a_bad_time(
+    world: World, tap: Tap
+) -> None:
+    rig = await linked(world, tap, SEALED, SEALED, send=SendLimits(redial_s=0.01))
+    senders = rig.link._dialer._senders
+    assert senders is not None
+    senders.received(dict.fromkeys(senders.connections, 1 << 20), 1)
+    rig.link._dialer._channel.close("cut")  # type: ignore[union-attr]
+    num_before = len(tap.carried)
+    bad = range(num_before + 1, num_before + 9)
+    tap.change = lambda number, data: None if number in bad and data[:4] == b"PFKS" else data
+    await until(lambda: len(tap.carried) > bad[-1] and rig.link.telemetry.num_connections == 2)
+    await moved(rig)
+    assert rig.link.telemetry.encryption == SEALED
+
+
 async def test_connections_that_a_peer_has_no_room_for_say_nothing_of_the_path(
     world: World, tap: Tap
 ) -> None:
     rig = await linked(world, tap, SEALED, SEALED, connections=6)
+
+    def has(num_connections: int) -> bool:
+        return rig.link.telemetry.num_connections == num_connections
+
     for num_max in (1, 6, 1, 6, 1, 6, 1):
         rig.link.control.allow(num_max)
-        await until(lambda wanted=num_max: rig.link.telemetry.num_connections == wanted)
+        await until(partial(has, num_max))
     await moved(rig)
     assert rig.link.telemetry.encryption == SEALED
 

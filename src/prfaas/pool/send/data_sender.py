@@ -82,9 +82,9 @@ CONNECT_TIMEOUT_S = 5.0
 STABLE_S = 5.0
 """A connection that lasted so long was no refusal: the next attempt follows soon."""
 UNPROVED_MAX, PROVED_BYTES, PROVED_S = 3, 1 << 20, 60.0
-"""Connections without TLS that one place has in a row, none of which delivers so many bytes or
-lasts so long: something on the path may let nothing but TLS through, and TLS is used from then on.
-The first bytes prove nothing: what looks into connections may let some pass before it decides."""
+"""Connections without TLS that one place has in a row, none of which lasts so long, while none of
+all delivers so many bytes: something on the path may let nothing but TLS through, and TLS is used
+from then on. The first bytes prove nothing: what looks into them may let some pass before."""
 
 
 class DataConnection:
@@ -127,8 +127,7 @@ class DataConnection:
         self._is_idle = False
         """True while it waits for something to send, and nobody has roused it."""
         self._sent_bytes = 0 if sealer is None else len(sealer.opening)
-        self.received_bytes = 0
-        """Bytes that the peer says it has."""
+        self._received_bytes = 0
         self._moved_at_ns = 0
         self.fitted = (0, 0)
         """Its pacing and its backlog, bytes a second and bytes."""
@@ -158,9 +157,9 @@ class DataConnection:
         """
         if self.ended.done():
             return  # Its descriptor may be another connection's.
-        has_moved = num_bytes != self.received_bytes or num_bytes == self._sent_bytes
+        has_moved = num_bytes != self._received_bytes or num_bytes == self._sent_bytes
         if has_moved or not self._moved_at_ns:
-            self.received_bytes, self._moved_at_ns = num_bytes, now_ns
+            self._received_bytes, self._moved_at_ns = num_bytes, now_ns
         elif now_ns - self._moved_at_ns >= self._stuck_ns:
             self._fail(OSError("nothing of it arrives any more"))
 
@@ -278,6 +277,8 @@ class LinkSession:
     """Of the session, if its data connections have no TLS."""
     num_max: int
     """The most of them that the peer takes, to begin with; 0 is no limit."""
+    is_proved: bool
+    """True if the path is known to let connections without TLS through."""
 
 
 class DataSenders:
@@ -305,6 +306,9 @@ class DataSenders:
         self._link, self._num_max = session.link, session.num_max
         self.secret = session.secret
         """Secret of the session; None if its connections have TLS."""
+        self.is_proved = session.is_proved
+        """True once one without TLS has delivered PROVED_BYTES: those that end do it for other
+        reasons, as on a host that is short of CPU."""
         self._queue, self._coding, self._numbers = queue, coding, numbers
         self._num_wanted = self._pacing_bits_per_s = 0
         self._loop = asyncio.get_running_loop()
@@ -429,7 +433,9 @@ class DataSenders:
 
     def _check(self, num_bytes: dict[int, int], now_ns: int) -> None:
         for connection in list(self._connections):
-            connection.received_later(num_bytes.get(connection.number, 0), now_ns)
+            arrived = num_bytes.get(connection.number, 0)
+            self.is_proved |= self.secret is not None and arrived >= PROVED_BYTES
+            connection.received_later(arrived, now_ns)
 
     # --- on the lane of a connection ---
 
@@ -446,9 +452,8 @@ class DataSenders:
             except (OSError, PeerError) as error:
                 log.info("a data connection to %s is gone: %s", self._to.peer, repr(error))
             if connection is not None:
-                is_proved = connection.received_bytes >= PROVED_BYTES
-                is_proved = is_proved or loop.time() - began > PROVED_S
-                num_unproved = 0 if is_proved else num_unproved + 1
+                is_good = self.is_proved or loop.time() - began > PROVED_S
+                num_unproved = 0 if is_good else num_unproved + 1
             if num_unproved >= UNPROVED_MAX and self.secret is not None:
                 self.secret = None
                 log_event(log, logging.WARNING, "link_uses_tls", peer=self._to.peer)

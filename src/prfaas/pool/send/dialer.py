@@ -59,8 +59,8 @@ REFUSED_RETRY_MAX_S = 10.0
 STABLE_S = 5.0
 """After a connection that lasted this long, the next attempt follows immediately."""
 CONNECT_TIMEOUT_S = 5.0
-TLS_ONLY_S = 3600.0
-"""After data connections without TLS were of no use, none are offered to the peer for this time."""
+PATH_S = 3600.0
+"""Time for which is remembered whether the path lets data connections without TLS through."""
 _CODECS = "blocks go raw; install 'prfaas[codecs]' at the peer to code them"
 
 
@@ -104,7 +104,7 @@ class Dialer:
         self._tickets, self._facts = tickets, facts
         self._encryptions: list[str] = []
         """Protections beside TLS that the present connection offers."""
-        self._tls_only_until_s = 0.0
+        self._tls_only_until_s = self._proved_until_s = 0.0
         self._channel: Channel | None = None
         self._senders: DataSenders | None = None
         self._word = ""
@@ -245,8 +245,12 @@ class Dialer:
 
     def _disconnect(self) -> None:
         session, senders = self._session, self._senders
-        if session and session.secret and senders and senders.secret is None:
-            self._tls_only_until_s = asyncio.get_running_loop().time() + TLS_ONLY_S
+        if session and session.secret and senders:
+            until_s = asyncio.get_running_loop().time() + PATH_S
+            if senders.secret is None:
+                self._tls_only_until_s = until_s
+            elif senders.is_proved:
+                self._proved_until_s = until_s
         self._channel = self._senders = self._session = None
         self._link.control.end()
         self._link.coding.agree(())
@@ -316,7 +320,8 @@ class Dialer:
                     raise PeerError(f"{peer} sends a secret of {len(resumed.secret)} bytes")
                 ends = self._end.pool, peer, self._word
                 secret = LinkSecret(encryption, *ends, resumed.secret)
-        self._session = LinkSession(self._word, secret, resumed.connections)
+        is_proved = asyncio.get_running_loop().time() < self._proved_until_s
+        self._session = LinkSession(self._word, secret, resumed.connections, is_proved)
         self._link.coding.takes_ages = resumed.takes_ages
         self._welcome.set()
         self._link.report(on.LinkCame(peer, epoch=resumed.epoch))
