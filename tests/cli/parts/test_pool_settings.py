@@ -43,7 +43,7 @@ def test_defaults_are_those_of_the_deployment_file(
     assert fields.pop("identity") is not None
     assert fields == {name: getattr(from_options, name) for name in fields}
     defaults = {field.name: field.default for field in dataclasses.fields(PoolProcessSettings)}
-    assert defaults["link_encryption"] is from_file.link_encryption is LinkEncryption.TLS
+    assert defaults["link_encryption"] is from_file.link_encryption is LinkEncryption.SEALED
     assert defaults["link_codec"] is from_file.link_codec is LinkCodec.AUTO
 
 

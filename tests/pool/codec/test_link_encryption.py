@@ -7,6 +7,7 @@ import gc
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -50,7 +51,12 @@ class OneByte:
 
 
 async def linked(
-    world: World, tap: Tap, sender: LinkEncryption, receiver: LinkEncryption, **settings: object
+    world: World,
+    tap: Tap,
+    sender: LinkEncryption,
+    receiver: LinkEncryption,
+    connections: int = 2,
+    **settings: object,
 ) -> Rig:
     pd = await world.start("pd-pool", memory_bytes=MEMORY, link_encryption=receiver, **settings)
     tap.target = pd.port
@@ -58,12 +64,12 @@ async def linked(
         "prfaas-pool",
         memory_bytes=MEMORY,
         link_encryption=sender,
-        link_connections={"pd-pool": 2},
+        link_connections={"pd-pool": connections},
         peers={"pd-pool": (LOOPBACK, tap.port)},
         **settings,
     )
     rig = Rig(tap, prfaas, pd, world.identities)  # type: ignore[arg-type]
-    await until(lambda: rig.link.telemetry.num_connections == 2)
+    await until(lambda: rig.link.telemetry.num_connections == connections)
     return rig
 
 
@@ -153,6 +159,61 @@ async def test_a_path_that_carries_only_tls_gets_tls(
     assert rig.pd.metric("connections_refused_total", port="link") == 0
     logged = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert logged == ["link_uses_tls peer=pd-pool"]
+    # The next session does not try again what was of no use.
+    num_plain = len(tap.carried)
+    rig.link._dialer._channel.close("cut")  # type: ignore[union-attr]
+    await until(lambda: len(tap.carried) >= num_plain + 3)
+    await until(lambda: rig.link.telemetry.num_connections == 2)
+    assert {bytes(data[:1]) for data in list(tap.carried.values())[num_plain:]} == {b"\x16"}
+
+
+async def test_a_path_that_ends_what_is_no_tls_once_it_has_looked_into_it_gets_tls(
+    world: World, tap: Tap
+) -> None:
+    """An inspecting firewall lets the first bytes of a connection pass, before it knows better."""
+
+    def inspects(number: int, data: bytes) -> bytes | None:
+        seen = tap.carried[number]
+        return None if seen[:4] == b"PFKS" and len(seen) + len(data) > 1000 else data
+
+    tap.change = inspects
+    rig = await linked(world, tap, SEALED, SEALED, send=SendLimits(redial_s=0.01))
+    opened = dict.fromkeys(rig.link._dialer._senders.connections, OPENING_BYTES)  # type: ignore[union-attr]
+    await until(lambda: rig.pd.node.link_port.data.received("prfaas-pool") == opened)
+    rig.link._dialer._senders.received(opened, 1)  # type: ignore[union-attr]
+    await moved(rig)
+    assert rig.link.telemetry.encryption == TLS
+
+
+async def test_a_path_that_has_carried_blocks_keeps_its_protection_through_a_bad_time(
+    world: World, tap: Tap
+) -> None:
+    rig = await linked(world, tap, SEALED, SEALED, send=SendLimits(redial_s=0.01))
+    senders = rig.link._dialer._senders
+    assert senders is not None
+    senders.received(dict.fromkeys(senders.connections, 1 << 20), 1)
+    rig.link._dialer._channel.close("cut")  # type: ignore[union-attr]
+    num_before = len(tap.carried)
+    bad = range(num_before + 1, num_before + 9)
+    tap.change = lambda number, data: None if number in bad and data[:4] == b"PFKS" else data
+    await until(lambda: len(tap.carried) > bad[-1] and rig.link.telemetry.num_connections == 2)
+    await moved(rig)
+    assert rig.link.telemetry.encryption == SEALED
+
+
+async def test_connections_that_a_peer_has_no_room_for_say_nothing_of_the_path(
+    world: World, tap: Tap
+) -> None:
+    rig = await linked(world, tap, SEALED, SEALED, connections=6)
+
+    def has(num_connections: int) -> bool:
+        return rig.link.telemetry.num_connections == num_connections
+
+    for num_max in (1, 6, 1, 6, 1, 6, 1):
+        rig.link.control.allow(num_max)
+        await until(partial(has, num_max))
+    await moved(rig)
+    assert rig.link.telemetry.encryption == SEALED
 
 
 # --- a destination and attackers ---

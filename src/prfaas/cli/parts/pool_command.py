@@ -94,7 +94,7 @@ REQUIRED = {"listen": "--listen", "socket_path": "--socket", "identity": "--iden
 @click.option(
     "--link-encryption",
     type=click.Choice([choice.value for choice in LinkEncryption]),
-    help="Protection of blocks on links: tls without FILE. network does not encrypt.",
+    help="Protection of blocks on links: sealed without FILE. network does not encrypt.",
 )
 @click.option(
     "--link-lanes",

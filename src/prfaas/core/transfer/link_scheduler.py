@@ -17,7 +17,7 @@ is lost, what was in flight on it is queued again, before everything else of its
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from prfaas.core.codec.codecs import Form
@@ -145,16 +145,8 @@ class LinkShare:
         """By tenant with a rate, when it is no longer ahead of that."""
         self.queued_bytes = 0
         """Fragments that no connection has taken."""
-
-    @property
-    def in_flight_bytes(self) -> int:
+        self.in_flight_bytes = 0
         """Taken by a connection and not known to have arrived."""
-        return sum(
-            fragment.num_bytes
-            for blocks in list(self._in_flight.values())
-            for fragments in list(blocks.values())
-            for fragment in fragments
-        )
 
     def add(self, block: OutgoingBlock) -> None:
         """Queue a block behind the others of its transfer."""
@@ -222,12 +214,14 @@ class LinkShare:
             self._charge(lane, fragment, now_ns)
             blocks = self._in_flight.setdefault(connection, {})
             blocks.setdefault(fragment.block, []).append(fragment)
+            self.in_flight_bytes += fragment.num_bytes
             return fragment
         return None
 
     def lost(self, connection: int) -> None:
         """A connection is gone: what was in flight on it goes again."""
         for block, fragments in self._in_flight.pop(connection, {}).items():
+            self._landed(fragments)
             lane = self._lanes.get(block.transfer_id)
             if lane is not None and not block.has_arrived:
                 if not lane.waiting:
@@ -246,6 +240,10 @@ class LinkShare:
         blocks = {block for lane in self._lanes.values() for block in lane.blocks.values()}
         in_flight = {block for found in self._in_flight.values() for block in found}
         yield "blocks in flight have not arrived", in_flight <= blocks
+        sent = [
+            part for found in self._in_flight.values() for parts in found.values() for part in parts
+        ]
+        yield "bytes in flight are counted", self.in_flight_bytes == sum(p.num_bytes for p in sent)
 
     def _cut(self, lane: _Lane) -> Fragment:
         """The next fragment; what is left of its block stays where it was."""
@@ -270,7 +268,10 @@ class LinkShare:
             if started is block:
                 self._started[is_urgent] = None
         for blocks in self._in_flight.values():
-            blocks.pop(block, None)
+            self._landed(blocks.pop(block, ()))
+
+    def _landed(self, fragments: Iterable[Fragment]) -> None:
+        self.in_flight_bytes -= sum(fragment.num_bytes for fragment in fragments)
 
     def _active(self) -> Iterator[_Lane]:
         return (lane for lane in self._lanes.values() if lane.waiting)

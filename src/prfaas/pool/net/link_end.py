@@ -39,7 +39,7 @@ class LinkEnd:
     io: IoThread
     """Place where data connections live."""
     metrics: PoolMetrics
-    encryption: LinkEncryption = LinkEncryption.TLS
+    encryption: LinkEncryption = LinkEncryption.SEALED
     """The operator's choice for data connections."""
     grace_ns: int = 0
     """Time that transfers wait for a link that broke."""

@@ -73,7 +73,7 @@ class PoolSettings:
     """Data connections of the link to a peer, by its name; others adapt."""
     link_codec: LinkCodec = LinkCodec.AUTO
     """Rule of coding blocks on links, and of taking coded ones."""
-    link_encryption: LinkEncryption = LinkEncryption.TLS
+    link_encryption: LinkEncryption = LinkEncryption.SEALED
     """Protection of the data connections of links."""
     link_lanes: int = 1
     """Threads for sealed data connections."""

@@ -81,8 +81,10 @@ PAGE_BYTES = 4096
 CONNECT_TIMEOUT_S = 5.0
 STABLE_S = 5.0
 """A connection that lasted so long was no refusal: the next attempt follows soon."""
-UNPROVED_MAX = 8
-"""Connections without TLS that end before the peer has opened any; TLS is used from then on."""
+UNPROVED_MAX, PROVED_BYTES, PROVED_S = 3, 1 << 20, 60.0
+"""Connections without TLS that one place has in a row, none of which lasts so long, while none of
+all delivers so many bytes: something on the path may let nothing but TLS through, and TLS is used
+from then on. The first bytes prove nothing: what looks into them may let some pass before."""
 
 
 class DataConnection:
@@ -275,6 +277,8 @@ class LinkSession:
     """Of the session, if its data connections have no TLS."""
     num_max: int
     """The most of them that the peer takes, to begin with; 0 is no limit."""
+    is_proved: bool
+    """True if the path is known to let connections without TLS through."""
 
 
 class DataSenders:
@@ -302,9 +306,9 @@ class DataSenders:
         self._link, self._num_max = session.link, session.num_max
         self.secret = session.secret
         """Secret of the session; None if its connections have TLS."""
-        self._is_proved = False
-        """True once the peer has opened a connection without TLS."""
-        self._num_unproved = 0
+        self.is_proved = session.is_proved
+        """True once one without TLS has delivered PROVED_BYTES: those that end do it for other
+        reasons, as on a host that is short of CPU."""
         self._queue, self._coding, self._numbers = queue, coding, numbers
         self._num_wanted = self._pacing_bits_per_s = 0
         self._loop = asyncio.get_running_loop()
@@ -430,7 +434,7 @@ class DataSenders:
     def _check(self, num_bytes: dict[int, int], now_ns: int) -> None:
         for connection in list(self._connections):
             arrived = num_bytes.get(connection.number, 0)
-            self._is_proved = self._is_proved or arrived > 0
+            self.is_proved |= self.secret is not None and arrived >= PROVED_BYTES
             connection.received_later(arrived, now_ns)
 
     # --- on the lane of a connection ---
@@ -438,57 +442,54 @@ class DataSenders:
     async def keep_open(self, lane: Lane) -> None:
         """Keep one connection on a lane open until cancelled."""
         backoff = Backoff(self._limits.redial_s, self._limits.redial_max_s)
-        loop = asyncio.get_running_loop()
-        while self.secret is not None or lane is self._io:
-            began = loop.time()
+        loop, num_unproved = asyncio.get_running_loop(), 0
+        while (secret := self.secret) is not None or lane is self._io:
+            began, connection = loop.time(), None
             try:
-                await self._carry(lane)
+                with await self._dial(secret) as dialled:
+                    connection = self._connect(dialled, secret, lane)
+                    await self._carry(connection)
             except (OSError, PeerError) as error:
                 log.info("a data connection to %s is gone: %s", self._to.peer, repr(error))
+            if connection is not None:
+                is_good = self.is_proved or loop.time() - began > PROVED_S
+                num_unproved = 0 if is_good else num_unproved + 1
+            if num_unproved >= UNPROVED_MAX and self.secret is not None:
+                self.secret = None
+                log_event(log, logging.WARNING, "link_uses_tls", peer=self._to.peer)
             if loop.time() - began > STABLE_S:
                 backoff.reset()
             await backoff.pause()
         self._io.call(self._move)
 
-    async def _carry(self, lane: Lane) -> None:
-        """Dial, and send until the connection ends."""
-        secret = self.secret
-        with await self._dial(secret) as dialled:
-            number = next(self._numbers)
-            seal = Sealer(secret, number) if secret is not None else None
-            join = encode(Join(pool=self._end.pool, link=self._link, number=number))
-            connection = DataConnection(
-                number,
-                dialled,
-                self._queue,
-                self._coding,
-                join,
-                seal,
-                lane=lane,
-                stuck_ns=self._limits.stuck_ns,
-            )
-            self._connections.append(connection)
+    def _connect(
+        self, dialled: socket.socket, secret: LinkSecret | None, lane: Lane
+    ) -> DataConnection:
+        number = next(self._numbers)
+        return DataConnection(
+            number,
+            dialled,
+            self._queue,
+            self._coding,
+            encode(Join(pool=self._end.pool, link=self._link, number=number)),
+            Sealer(secret, number) if secret is not None else None,
+            lane=lane,
+            stuck_ns=self._limits.stuck_ns,
+        )
+
+    async def _carry(self, connection: DataConnection) -> None:
+        """Send until the connection ends."""
+        self._connections.append(connection)
+        self._fit()
+        self._tell(self._owner.update)
+        try:
+            await connection.ended
+        finally:
+            connection.stop()
+            self._connections.remove(connection)
             self._fit()
+            self._queue.lost(connection.number)
             self._tell(self._owner.update)
-            try:
-                await connection.ended
-            finally:
-                connection.stop()
-                self._connections.remove(connection)
-                self._fit()
-                self._queue.lost(number)
-                self._tell(self._owner.update)
-                self._judge(secret)
-
-    def _judge(self, secret: LinkSecret | None) -> None:
-        """Use TLS for the rest of the session if the peer has opened no connection without it.
-
-        Something on the path may let nothing but TLS through.
-        """
-        self._num_unproved += secret is not None and not self._is_proved
-        if self._num_unproved >= UNPROVED_MAX and self.secret is not None and not self._is_proved:
-            self.secret = None
-            log_event(log, logging.WARNING, "link_uses_tls", peer=self._to.peer)
 
     async def _dial(self, secret: LinkSecret | None) -> socket.socket:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):

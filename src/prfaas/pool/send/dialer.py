@@ -59,6 +59,8 @@ REFUSED_RETRY_MAX_S = 10.0
 STABLE_S = 5.0
 """After a connection that lasted this long, the next attempt follows immediately."""
 CONNECT_TIMEOUT_S = 5.0
+PATH_S = 3600.0
+"""Time for which is remembered whether the path lets data connections without TLS through."""
 _CODECS = "blocks go raw; install 'prfaas[codecs]' at the peer to code them"
 
 
@@ -100,7 +102,9 @@ class Dialer:
     ) -> None:
         self._link, self._end, self._to, self._tls = link, end, to, tls
         self._tickets, self._facts = tickets, facts
-        self._encryptions = offered(end.encryption)
+        self._encryptions: list[str] = []
+        """Protections beside TLS that the present connection offers."""
+        self._tls_only_until_s = self._proved_until_s = 0.0
         self._channel: Channel | None = None
         self._senders: DataSenders | None = None
         self._word = ""
@@ -183,6 +187,8 @@ class Dialer:
         if self._tickets.met(peer, peer_regions(channel.ssl_object)):
             self._link.end()
         self._word = secrets.token_hex(16)
+        is_tls_only = asyncio.get_running_loop().time() < self._tls_only_until_s
+        self._encryptions = [] if is_tls_only else offered(self._end.encryption)
         hello = PoolHello(
             pool=self._end.pool,
             epoch=self._end.epoch,
@@ -238,6 +244,13 @@ class Dialer:
         return senders
 
     def _disconnect(self) -> None:
+        session, senders = self._session, self._senders
+        if session and session.secret and senders:
+            until_s = asyncio.get_running_loop().time() + PATH_S
+            if senders.secret is None:
+                self._tls_only_until_s = until_s
+            elif senders.is_proved:
+                self._proved_until_s = until_s
         self._channel = self._senders = self._session = None
         self._link.control.end()
         self._link.coding.agree(())
@@ -307,7 +320,8 @@ class Dialer:
                     raise PeerError(f"{peer} sends a secret of {len(resumed.secret)} bytes")
                 ends = self._end.pool, peer, self._word
                 secret = LinkSecret(encryption, *ends, resumed.secret)
-        self._session = LinkSession(self._word, secret, resumed.connections)
+        is_proved = asyncio.get_running_loop().time() < self._proved_until_s
+        self._session = LinkSession(self._word, secret, resumed.connections, is_proved)
         self._link.coding.takes_ages = resumed.takes_ages
         self._welcome.set()
         self._link.report(on.LinkCame(peer, epoch=resumed.epoch))
