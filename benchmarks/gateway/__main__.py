@@ -172,7 +172,7 @@ class Bench:
             raise RuntimeError(f"{system.name}: {result['num_errors']} of {count} were not held")
         each = (system.memory_bytes - before) / count
         mib = each * NUM_HELD / 2**20
-        said = f"{system.name}, {processes} processes: {count} streams open, {mib:.0f} MiB of 10,000"
+        said = f"{system.name}, {processes} processes: {count} streams, {mib:.0f} MiB of 10,000"
         print(said, file=sys.stderr, flush=True)
         await process.communicate(b"\n")
         if processes == 1:

@@ -3,8 +3,8 @@
     python -m benchmarks.gateway.held PORT MODEL hold | answer [tokenize]
 
 `hold` begins every stream and never ends it, to count what an open stream costs; `answer` sends as
-many tokens as were asked for, to count what a long prompt costs the router alone. With `tokenize`,
-routers that ask engines for tokens get some; a gateway of ours would find that they are not its own.
+many tokens as were asked for, to count what a long prompt costs the router alone. `tokenize` gives
+routers made-up ids of a prompt; a gateway of ours would find that they differ from its own.
 """
 
 from __future__ import annotations
