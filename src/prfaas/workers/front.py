@@ -69,7 +69,7 @@ class WorkerMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class StartedWorker:
     """A process that becomes a worker: it reads a vocabulary until it is told where to listen, and
     ends if its channel is closed before."""
 
@@ -77,7 +77,7 @@ class Begun:
     channel: socket.socket
 
 
-async def begin(deployment: Deployment) -> Begun:
+async def begin(deployment: Deployment) -> StartedWorker:
     """Start the process of a worker."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -94,10 +94,10 @@ async def begin(deployment: Deployment) -> Begun:
     out.close()
     with suppress(ConnectionError):
         await out.wait_closed()
-    return Begun(process, ours)
+    return StartedWorker(process, ours)
 
 
-async def give_up(begun: Begun) -> None:
+async def give_up(begun: StartedWorker) -> None:
     """End a process that is needed no more."""
     begun.channel.close()
     with suppress(ProcessLookupError):
@@ -165,7 +165,9 @@ class Workers:
 
     ready_s = READY_S
 
-    def __init__(self, gateway: Gateway, metrics: WorkerMetrics, begun: list[Begun]) -> None:
+    def __init__(
+        self, gateway: Gateway, metrics: WorkerMetrics, begun: list[StartedWorker]
+    ) -> None:
         self.behind: Middleware = behind
         self._begun = begun
         self._gateway, self._metrics = gateway, metrics

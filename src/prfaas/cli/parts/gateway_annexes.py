@@ -45,7 +45,7 @@ from prfaas.planner.report.what_if import WhatIf
 from prfaas.prefixes.steering import Steering
 from prfaas.purge.loop import PurgeLoop
 from prfaas.tasks import cancel_all
-from prfaas.workers.front import Begun, WorkerMetrics, Workers, begin, give_up
+from prfaas.workers.front import StartedWorker, WorkerMetrics, Workers, begin, give_up
 
 BODY_BYTES_MAX = 1 << 16
 
@@ -77,7 +77,7 @@ def make_gateway(
     deployment: Deployment,
     endpoints: Endpoints,
     sources: Sequence[Source] = (),
-    begun: list[Begun] | None = None,
+    begun: list[StartedWorker] | None = None,
     **settings: Any,
 ) -> Gateway:
     """Put a gateway and its annexes together.
