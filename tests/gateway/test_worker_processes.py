@@ -229,7 +229,8 @@ async def test_workers_read_while_a_gateway_is_put_together(
     deployment = deployment_for(checkpoint, identities, tmp_path, gateway={"workers": 2})
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(serve(deployment, NOWHERE, stop, listening.set_result))
-    await asyncio.wait([serving, listening], return_when=asyncio.FIRST_COMPLETED)
+    both: list[asyncio.Future[Any]] = [serving, listening]
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
     assert len(seen[0]) == 2
     assert children() - before == (set() if fails else seen[0])
     stop.set()
