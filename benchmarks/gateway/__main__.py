@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import resource
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
+from prfaas.gateway.http.connections import connections_max
 from tests.ports import free_port
 
 from .peers import Peer, peers
@@ -31,8 +33,11 @@ HELP_DYNAMO = """environment with NVIDIA Dynamo: `python -m venv VENV`, then
 `VENV/bin/pip install --no-deps ai-dynamo==1.6.1`, `VENV/bin/pip install ai-dynamo-runtime==1.6.1
 aiohttp msgspec numpy prometheus-client pyyaml pyzmq tqdm transformers zstandard`"""
 SHORT, OUTPUT = 100, 16
-NUM_HELD, NUM_HELD_BY_DYNAMO = 2000, 2000
-"""Open streams, two descriptors each; Dynamo's engines hold fewer."""
+OPEN_STREAMS = "open streams"
+NUM_HELD = 10_000
+"""Open streams; fewer where a process may not have the descriptors."""
+SPARE = 100
+"""Connections for health and metrics."""
 NUM_SESSIONS, NUM_SESSIONS_OF_OTHERS, SESSIONS_AT_ONCE = 5000, 500, 100
 
 
@@ -64,6 +69,7 @@ RUNS = {
     "100K shared": Run(100_000, 10, shared=0.9),
     "agent turn": Run(142_000, 860, 20, turns=43),
 }
+EVERY = [*RUNS, OPEN_STREAMS]
 
 
 @dataclass
@@ -90,7 +96,7 @@ class Bench:
 
     def __init__(self, local: Path, scale: float, runs: list[str]) -> None:
         self._local, self._scale = local, scale
-        self._runs = {name: RUNS[name] for name in runs}
+        self._runs = {name: run for name, run in RUNS.items() if name in runs}
         self._prompts = Prompts(local / "model")
         self.found: dict[str, Measured] = {}
 
@@ -153,9 +159,9 @@ class Bench:
         return dict(json.loads(out))
 
     async def held_mib(self, system: System) -> None:
-        """Memory of 10,000 open streams, from fewer."""
-        count = NUM_HELD_BY_DYNAMO if system.own_engines else NUM_HELD
-        count = round(count * self._scale)
+        """Memory of 10,000 open streams, or as many as it may have descriptors for."""
+        processes = max(1, len(system.pids) - 1)
+        count = round(min(NUM_HELD, processes * most_open()) * self._scale)
         bodies = self._bodies(Run(SHORT, count), count)[1]
         before = system.memory_bytes
         process = await self._start(system, bodies, count, hold=True)
@@ -165,9 +171,12 @@ class Bench:
         if result["num_errors"]:
             raise RuntimeError(f"{system.name}: {result['num_errors']} of {count} were not held")
         each = (system.memory_bytes - before) / count
-        print(f"{system.name}: {each / 2**10:.1f} KiB a stream", file=sys.stderr, flush=True)
+        mib = each * NUM_HELD / 2**20
+        said = f"{system.name}, {processes} processes: {count} streams, {mib:.0f} MiB of 10,000"
+        print(said, file=sys.stderr, flush=True)
         await process.communicate(b"\n")
-        self.found[system.name].held_mib = each * 10_000 / 2**20
+        if processes == 1:
+            self.found.setdefault(system.name, Measured(system.name)).held_mib = mib
 
     async def sessions_mib(self, system: System) -> None:
         """Memory of 5,000 sessions, each of which has had one turn; of others from fewer."""
@@ -230,7 +239,7 @@ def table(all_measured: list[Measured]) -> str:
         per_s = ("" if m.own_engines else f"{m.per_s['short']:.0f}" for m in all_measured)
         row("short streams/s, 32 at a time", *per_s)
         row("short streams per CPU-second", "", *(per_cpu(m) for m in all_measured[1:]))
-    for kind in all_measured[1].cpu_ms:
+    for kind in all_measured[-1].cpu_ms:
         row(
             f"CPU per request, {kind}, ms", "", *(f"{m.cpu_ms[kind]:.2f}" for m in all_measured[1:])
         )
@@ -253,12 +262,21 @@ def quantile(ordered: list[float], of: float) -> float:
     return ordered[min(int(of * len(ordered)), len(ordered) - 1)] if ordered else float("nan")
 
 
+def most_open() -> int:
+    """Streams that a process has descriptors for, as `connections_max` counts."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    return connections_max(NUM_HELD) - SPARE
+
+
 async def bench(local: Path, others: list[Peer], scale: float, runs: list[str]) -> list[Measured]:
     stopped = asyncio.current_task()
     assert stopped is not None
     asyncio.get_running_loop().add_signal_handler(SIGTERM, stopped.cancel)
     make_checkpoint(local / "model")
     runner = Bench(local, scale, runs)
+    if runs == [OPEN_STREAMS]:
+        await _held(runner, local, others)
+        return list(runner.found.values())
     async with deployment(local) as ours:
         port = int(next(iter(ours.engines)).rpartition(":")[2])
         await runner.measure(System("straight", port), sessions=False)
@@ -267,24 +285,20 @@ async def bench(local: Path, others: list[Peer], scale: float, runs: list[str]) 
             async with other.serving(local, ours.engines) as system:
                 await runner.measure(system, sessions=False)
     if "agent turn" in runs:
-        await _sessions(runner, local, others, with_memory=len(runs) == len(RUNS))
-    if len(runs) == len(RUNS):
-        async with bare_engine("hold") as url:
-            async with deployment(local, url) as ours:
-                await runner.held_mib(ours.system)
-            for other in others:
-                async with other.holding(local, url) as system:
-                    await runner.held_mib(system)
+        await _sessions(runner, local, others, with_memory=len(runs) > len(RUNS))
+    if OPEN_STREAMS in runs:
+        await _held(runner, local, others)
     return list(runner.found.values())
 
 
 async def _sessions(runner: Bench, local: Path, others: list[Peer], *, with_memory: bool) -> None:
     """Sessions of other routers, and memory of the sessions of all."""
-    async with bare_engine("answer") as one, bare_engine("answer") as two:
+    if with_memory:
+        async with bare_engine("answer") as url, deployment(local, url) as ours:
+            await runner.sessions_mib(ours.system)
+    told = "answer", "tokenize"
+    async with bare_engine(*told) as one, bare_engine(*told) as two:
         engines = {url: f"tcp://127.0.0.1:{free_port()}" for url in (one, two)}
-        if with_memory:
-            async with deployment(local, one) as ours:
-                await runner.sessions_mib(ours.system)
         for other in others:
             async with other.serving(local, engines) as system:
                 await runner.measure(system, sessions=True)
@@ -292,12 +306,23 @@ async def _sessions(runner: Bench, local: Path, others: list[Peer], *, with_memo
                     await runner.sessions_mib(system)
 
 
+async def _held(runner: Bench, local: Path, others: list[Peer]) -> None:
+    """Memory of the open streams of all; ours with two workers too."""
+    for workers in (1, 2):
+        async with bare_engine("hold") as url, deployment(local, url, workers) as ours:
+            await runner.held_mib(ours.system)
+    async with bare_engine("hold", "tokenize") as url:
+        for other in others:
+            async with other.holding(local, url) as system:
+                await runner.held_mib(system)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--routers", type=Path, metavar="VENV", help=HELP_ROUTERS)
     parser.add_argument("--dynamo", type=Path, metavar="VENV", help=HELP_DYNAMO)
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
-    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="only these")
+    parser.add_argument("--runs", nargs="+", choices=EVERY, default=EVERY, help="only these")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as local:
         scale = 0.1 if options.quick else 1.0

@@ -1,9 +1,10 @@
 """Engines without a model: all answer at once and by themselves, and never tokenise.
 
-    python -m benchmarks.gateway.held PORT MODEL hold | answer
+    python -m benchmarks.gateway.held PORT MODEL hold | answer [tokenize]
 
 `hold` begins every stream and never ends it, to count what an open stream costs; `answer` sends as
-many tokens as were asked for, to count what a long prompt costs the router alone.
+many tokens as were asked for, to count what a long prompt costs the router alone. `tokenize` gives
+routers made-up ids of a prompt; a gateway of ours would find that they differ from its own.
 """
 
 from __future__ import annotations
@@ -62,8 +63,9 @@ def main() -> None:
     app.router.add_get("/v1/models", models)
     app.router.add_post("/v1/chat/completions", partial(stream, is_chat=True))
     app.router.add_post("/v1/completions", partial(stream, is_chat=False))
-    app.router.add_post("/v1/chat/completions/render", render)
-    app.router.add_post("/tokenize", tokenize)
+    if sys.argv[4:] == ["tokenize"]:
+        app.router.add_post("/v1/chat/completions/render", render)
+        app.router.add_post("/tokenize", tokenize)
     app.router.add_get("/{rest:.*}", anything)
     web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None, backlog=4096)
 

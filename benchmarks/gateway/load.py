@@ -112,7 +112,7 @@ async def run(load: Load) -> dict[str, Any]:
         "num_errors": load.num_errors,
     }
     if job.get("hold"):
-        print(json.dumps(result), flush=True)
+        print(json.dumps(result | {"ttft_s": []}), flush=True)
         await asyncio.to_thread(sys.stdin.readline)
     return result
 

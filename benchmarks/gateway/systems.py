@@ -181,10 +181,10 @@ async def process(
 
 
 @asynccontextmanager
-async def bare_engine(what: str) -> AsyncIterator[str]:
+async def bare_engine(*what: str) -> AsyncIterator[str]:
     """An engine without a model (`held.py`)."""
     port = free_port()
-    command = (sys.executable, "-m", "benchmarks.gateway.held", str(port), MODEL, what)
+    command = (sys.executable, "-m", "benchmarks.gateway.held", str(port), MODEL, *what)
     async with process(OTHER_CORE, *command):
         await answers(port)
         yield f"http://127.0.0.1:{port}"

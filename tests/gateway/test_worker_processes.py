@@ -12,9 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from prfaas.cli.parts import gateway_annexes
 from prfaas.cli.parts.gateway_annexes import make_gateway, serve
 from prfaas.config.addresses import Endpoints
 from prfaas.errors import ConfigError
+from prfaas.gateway.app import Gateway
 from prfaas.workers.front import SILENT_S, Workers
 
 from .conftest import World, children, deployment_for, running, until
@@ -203,4 +205,38 @@ async def test_workers_that_end_at_once_are_an_error(
     with pytest.raises(ConfigError, match="a worker ended with status 1 before it was ready"):
         await made.start()
     await made.close()
+    assert children() <= before
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_workers_read_while_a_gateway_is_put_together(
+    checkpoint: Path,
+    identities: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    fails: bool,
+) -> None:
+    before, seen, stop = children(), [], asyncio.Event()
+
+    def made(*args: Any) -> Gateway:
+        seen.append(children() - before)
+        if fails:
+            raise ConfigError("no tokenizer")
+        return make_gateway(*args)
+
+    monkeypatch.setattr(gateway_annexes, "make_gateway", made)
+    deployment = deployment_for(checkpoint, identities, tmp_path, gateway={"workers": 2})
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve(deployment, NOWHERE, stop, listening.set_result))
+    both: list[asyncio.Future[Any]] = [serving, listening]
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    assert len(seen[0]) == 2
+    assert children() - before == (set() if fails else seen[0])
+    stop.set()
+    if fails:
+        with pytest.raises(ConfigError):
+            await serving
+    else:
+        await serving
     assert children() <= before

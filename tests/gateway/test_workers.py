@@ -199,13 +199,11 @@ async def lonely(
     ours, theirs = socket.socketpair()
     listener = socket.create_server(("127.0.0.1", 0))
     url = "http://{}:{}".format(*listener.getsockname())
-    start = Start(
-        deployment, theirs.detach(), (listener.detach(),), state, LogFormat.TEXT, 20, 0.01, 0.2
-    )
+    start = Start(deployment, theirs.detach(), LogFormat.TEXT, 20, 0.01, 0.2)
     decider = Decider(engine)
     loop = asyncio.get_running_loop()
     await loop.create_unix_connection(lambda: decider.channel, sock=ours)
-    worker = asyncio.create_task(Worker(start).run())
+    worker = asyncio.create_task(Worker(start).run(state, [listener.detach()]))
     await decider.ready.wait()
     decider.channel.send(messages.PromptFacts(4096))
     try:

@@ -47,7 +47,7 @@ class AlertRule:
     summary: str
     """One line, with labels in braces."""
     means: str = ""
-    """What is known of the cause; before what to do."""
+    """Known part of the cause; before what to do."""
     note: str = ""
     """A comment on the expression."""
 
@@ -63,9 +63,9 @@ class AlarmKind:
     condition: str
     """Condition under which the console shows it; empty if a gateway cannot see it."""
     does: str
-    """What the system does about it, one sentence."""
+    """Reaction of the system, one sentence."""
     todo: str
-    """What the operator does about it."""
+    """Task of the operator."""
     rule: AlertRule | None = None
     """None if Prometheus cannot see it."""
 

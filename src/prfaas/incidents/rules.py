@@ -78,7 +78,7 @@ class Facts:
     refuted: Sequence[str] = ()
     """Paths whose predictions are wrong after their correction."""
     mismatches: Mapping[str, str] = field(default_factory=dict)
-    """What differs of an engine's KV layout, by engine."""
+    """Differences of an engine's KV layout, by engine."""
     refused_members: Mapping[str, str] = field(default_factory=dict)
     """Reason why a listed member is not used, by its name."""
     source_faults: Mapping[str, str] = field(default_factory=dict)

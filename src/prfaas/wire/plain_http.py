@@ -43,6 +43,7 @@ class EngineResponse(aiohttp.ClientResponse):
         """Read the head of the answer."""
         protocol = connection.protocol
         await super().start(connection)
+        self._raw_headers = ()
         if self.status >= 500 and protocol is not None:
             if self.connection is None:  # All of it has come, and the connection was given back.
                 protocol.close()

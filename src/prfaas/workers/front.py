@@ -14,7 +14,7 @@ from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client import Counter as CounterMetric
 
+from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 from prfaas.gateway.api.completions import CompletionService
 from prfaas.gateway.app import Gateway
@@ -33,7 +34,7 @@ from prfaas.workers import messages
 from prfaas.workers.handing_on import behind
 from prfaas.workers.messages import WorkerChannel
 from prfaas.workers.remote_requests import RemoteRequests, WorkerDecodeLeg
-from prfaas.workers.worker import Start
+from prfaas.workers.worker import PATH_BYTES, Start
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,43 @@ class WorkerMetrics:
             "Workers that ended by themselves or hung, and were started again",
             registry=registry,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StartedWorker:
+    """A process that becomes a worker: it reads a vocabulary until it is told where to listen, and
+    ends if its channel is closed before."""
+
+    process: Process
+    channel: socket.socket
+
+
+async def begin(deployment: Deployment) -> StartedWorker:
+    """Start the process of a worker."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "prfaas.workers.worker"),
+            stdin=PIPE,
+            pass_fds=(theirs.fileno(),),
+        )
+        start = Start(deployment, theirs.fileno(), *_logging())
+    out = process.stdin
+    if out is None:
+        raise RuntimeError("the worker has no input")
+    out.write(pickle.dumps(start))
+    out.close()
+    with suppress(ConnectionError):
+        await out.wait_closed()
+    return StartedWorker(process, ours)
+
+
+async def give_up(begun: StartedWorker) -> None:
+    """End a process that is needed no more."""
+    begun.channel.close()
+    with suppress(ProcessLookupError):
+        begun.process.kill()
+    await begun.process.wait()
 
 
 class _Worker:
@@ -120,12 +158,18 @@ class Workers:
 
     Attributes:
         ready_s: Time for a worker to listen, seconds.
+
+    Args:
+        begun: Processes that are to be the first workers; those that it needs are taken out.
     """
 
     ready_s = READY_S
 
-    def __init__(self, gateway: Gateway, metrics: WorkerMetrics) -> None:
+    def __init__(
+        self, gateway: Gateway, metrics: WorkerMetrics, begun: list[StartedWorker]
+    ) -> None:
         self.behind: Middleware = behind
+        self._begun = begun
         self._gateway, self._metrics = gateway, metrics
         self._deployment = gateway.live.deployment
         leg = gateway.parts.decode_leg
@@ -252,25 +296,15 @@ class Workers:
     async def _run_one(
         self, path: Path, listening: tuple[int, ...], ready: asyncio.Future[None]
     ) -> int:
-        ours, theirs = socket.socketpair()
         worker, process, loop = _Worker(self), None, asyncio.get_running_loop()
         self._workers.add(worker)
         try:
-            with theirs:
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "prfaas.workers.worker"),
-                    stdin=PIPE,
-                    pass_fds=(theirs.fileno(), *listening),
-                )
-                form, level = _logging()
-                start = Start(self._deployment, theirs.fileno(), listening, path, form, level)
-                out = process.stdin
-                if out is None:
-                    raise RuntimeError("the worker has no input")
-                out.write(pickle.dumps(start))
-                out.close()
-            await loop.create_unix_connection(lambda: worker.channel, sock=ours)
-            worker.process = process
+            begun = self._begun.pop() if self._begun else await begin(self._deployment)
+            worker.process = process = begun.process
+            with suppress(OSError):  # It has ended, as its channel tells.
+                told = str(path).encode().ljust(PATH_BYTES, b"\0")
+                socket.send_fds(begun.channel, [told], listening)
+            await loop.create_unix_connection(lambda: worker.channel, sock=begun.channel)
             if self._is_stopping:
                 worker.signal(signal.SIGKILL)
             worker.ready.add_done_callback(lambda done: self._began(worker, done, ready))

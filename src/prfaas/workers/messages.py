@@ -90,7 +90,7 @@ class Broken(msgspec.Struct, array_like=True, gc=False):
     had_request: bool = False
     """It dropped the connection after the request was sent."""
     down: str = ""
-    """What became of the connection, for operators."""
+    """Fate of the connection, for operators."""
 
 
 class LegEnded(Message):

@@ -1,5 +1,5 @@
-"""A worker process: `python -m prfaas.workers.worker`, started by a gateway, which tells it all by
-its standard input."""
+"""A worker process: `python -m prfaas.workers.worker`, started by a gateway, which tells it by its
+standard input who it is, and by its channel where to listen, once the gateway itself can serve."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import asyncio
 import gc
 import itertools
 import logging
+import os
 import pickle
 import signal
 import socket
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -66,6 +68,8 @@ from prfaas.workers.local_requests import FirstDecodeLeg, LocalRequest, ServedSt
 from prfaas.workers.messages import WorkerChannel
 
 BEAT_S, HUNG_S = 1.0, 5.0
+PATH_BYTES, LISTENING_MAX = 128, 16
+"""Length of the message that tells a worker the decider's socket, and descriptors with it."""
 END_S = 1.0
 """Time for what was handed on to end, once all else has."""
 SERVED_HERE = web.RequestKey("served_here", bool)
@@ -78,16 +82,13 @@ class Start:
     """All that a worker has to know.
 
     Attributes:
-        channel, listening: Descriptors that it inherits.
-        decider: Socket of the decider's HTTP server.
+        channel: Descriptor that it inherits.
         beat_s: Time between two messages that both sides are well, seconds.
         hung_s: A decider that does not answer for this time gets no requests, seconds.
     """
 
     deployment: Deployment
     channel: int
-    listening: tuple[int, ...]
-    decider: Path
     log_form: LogFormat
     log_level: int
     beat_s: float = BEAT_S
@@ -111,7 +112,6 @@ class Worker:
         self._engines = EngineConnections(self._tls, table.connect_timeout / NS_PER_S)
         timeout_ms = self._deployment.routing.transfer_timeout // NS_PER_MS
         self._leg = FirstDecodeLeg(self._engines, timeout_ms)
-        self._handing_on = HandingOn(start.decider)
         self._client_tls = ClientTls.of(table.tls)
         self._metrics = GatewayMetrics()
         self._closed = Counter[str]()
@@ -129,8 +129,14 @@ class Worker:
         self._num_inside = 0
         self._is_lost = False
 
-    async def run(self) -> None:
-        """Serve until the decider ends it, or is gone."""
+    async def run(self, decider: Path, listening: Sequence[int]) -> None:
+        """Serve until the decider ends it, or is gone.
+
+        Args:
+            decider: Socket of the decider's HTTP server.
+            listening: Descriptors.
+        """
+        self._handing_on = HandingOn(decider)
         loop = asyncio.get_running_loop()
         table = self._deployment.gateway
         Renewal(
@@ -153,7 +159,7 @@ class Worker:
         await loop.create_unix_connection(
             lambda: self._channel, sock=socket.socket(fileno=self._start.channel)
         )
-        listeners = [await self._listen(number) for number in self._start.listening]
+        listeners = [await self._listen(number) for number in listening]
         self._channel.send(messages.Ready())
         tasks = [asyncio.create_task(self._beat())]
         if self._client_tls is not None:
@@ -354,7 +360,10 @@ async def _run(start: Start) -> None:
     # As in `run_gateway`.
     gc.collect()
     gc.freeze()
-    await worker.run()
+    with socket.socket(fileno=os.dup(start.channel)) as channel:
+        decider, listening, *_ = socket.recv_fds(channel, PATH_BYTES, LISTENING_MAX)
+    if listening:  # Otherwise the decider has not come so far.
+        await worker.run(Path(decider.rstrip(b"\0").decode()), listening)
 
 
 if __name__ == "__main__":

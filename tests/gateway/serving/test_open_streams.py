@@ -15,7 +15,7 @@ from tests.gateway.conftest import World
 from tests.gateway.scripted_engine import ScriptedEngine
 
 NUM_WARM, NUM_STREAMS = 5, 20
-BYTES_MAX = 17_600
+BYTES_MAX = 15_000
 """A queue for the few events of a stream, or a list of those who wait for one, takes 760."""
 
 

@@ -37,7 +37,7 @@ def walk() -> Iterator[list[str]]:
         if frame in known or name == COMPARES:
             return
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        found = [frame.f_locals[each] for each in names]
+        found = [frame.f_locals[each] for each in names if each in frame.f_locals]
         owned = [value for each in found[:1] for value in getattr(each, "__dict__", {}).values()]
         if any(isinstance(each, REQUEST) for each in (*found, *owned)):
             known.add(frame)

@@ -45,7 +45,7 @@ from prfaas.planner.report.what_if import WhatIf
 from prfaas.prefixes.steering import Steering
 from prfaas.purge.loop import PurgeLoop
 from prfaas.tasks import cancel_all
-from prfaas.workers.front import WorkerMetrics, Workers
+from prfaas.workers.front import StartedWorker, WorkerMetrics, Workers, begin, give_up
 
 BODY_BYTES_MAX = 1 << 16
 
@@ -63,19 +63,27 @@ async def serve(
     Raises:
         ConfigError: The port is in use, or the tokenizer, an identity or the salt is missing.
     """
-    gateway = make_gateway(deployment, endpoints, sources)
-    await run_gateway(gateway, stop, on_listening, is_alone)
+    num_workers = deployment.gateway.workers
+    begun = [await begin(deployment) for _ in range(num_workers if num_workers > 1 else 0)]
+    try:
+        gateway = make_gateway(deployment, endpoints, sources, begun)
+        await run_gateway(gateway, stop, on_listening, is_alone)
+    finally:
+        for each in begun:
+            await give_up(each)
 
 
 def make_gateway(
     deployment: Deployment,
     endpoints: Endpoints,
     sources: Sequence[Source] = (),
+    begun: list[StartedWorker] | None = None,
     **settings: Any,
 ) -> Gateway:
     """Put a gateway and its annexes together.
 
     Args:
+        begun: Processes of workers, which read while this is done.
         settings: Times, as of `Gateway`.
 
     Raises:
@@ -87,7 +95,7 @@ def make_gateway(
     gateway = Gateway(deployment, endpoints, sources, profiles, **settings)
     gateway.annexes.append(annexes := GatewayAnnexes(gateway))
     if deployment.gateway.workers > 1:
-        gateway.front = Workers(gateway, annexes.metrics.workers)
+        gateway.front = Workers(gateway, annexes.metrics.workers, begun or [])
     return gateway
 
 

@@ -83,16 +83,24 @@ class Access:
             _log.warning(warning)
 
     @web.middleware
-    async def check(
+    def check(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    ) -> Awaitable[web.StreamResponse]:
         """Pass a request, or answer 401 or 403; a change that no log takes is answered 503."""
         try:
             operator = self._check(request)
         except RequestError as error:
             raise self.refused(request, error) from None
         if not operator or request.method in _READS:
-            return await handler(request)
+            return handler(request)
+        return self._change(request, handler, operator)
+
+    async def _change(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+        operator: str,
+    ) -> web.StreamResponse:
         try:
             self._facts.may(ChangeAsked(operator))
         except RequestError as error:

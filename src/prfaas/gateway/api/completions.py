@@ -89,14 +89,8 @@ class CompletionService:
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
-        router.add_post("/v1/chat/completions", self._chat)
-        router.add_post("/v1/completions", self._completions)
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, Api.CHAT)
-
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, Api.COMPLETIONS)
+        router.add_post("/v1/chat/completions", partial(self._generate, api=Api.CHAT))
+        router.add_post("/v1/completions", partial(self._generate, api=Api.COMPLETIONS))
 
     async def _generate(self, request: web.Request, api: Api) -> web.StreamResponse:
         tenant = request[TENANT]

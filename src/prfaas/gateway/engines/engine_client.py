@@ -170,6 +170,7 @@ class Engines(EngineConnections):
             async with leg:
                 engine.legs.add(leg)
                 response = await opening
+                del opening  # It has the request.
                 try:
                     yield response
                 except BaseException:

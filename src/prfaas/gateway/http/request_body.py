@@ -79,14 +79,20 @@ class Origins:
         self._listed, self._is_clients = frozenset(listed), is_clients
 
     @web.middleware
-    async def check(
+    def check(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        """Pass a request, or answer the question before it, which has no key."""
+    ) -> Awaitable[web.StreamResponse]:
+        """Pass a request, or answer the question before it, which has no key.
+
+        No coroutine: one of each open stream would wait in it.
+        """
         origin = request.headers.get(hdrs.ORIGIN)
         asks = hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers
         if origin is None or request.method != hdrs.METH_OPTIONS or not asks:
-            return await handler(request)
+            return handler(request)
+        return self._answer(request, origin)
+
+    async def _answer(self, request: web.Request, origin: str) -> web.Response:
         if not self._takes(request, origin):
             raise RequestError(
                 f"pages of {origin[:80]!r} may not ask for {request.path[:80]}: "

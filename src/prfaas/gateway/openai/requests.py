@@ -78,7 +78,7 @@ class MadePrompt:
     hashes: Sequence[bytes]
     """Of its blocks."""
     named_by: str
-    """What the hashes depend on besides the tokens (`Naming.key`)."""
+    """Facts that the hashes depend on besides the tokens (`Naming.key`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class ClientRequest:
 
     api: Api
     body: JsonObject
-    """What the client sent, control keys removed."""
+    """Body as the client sent it, control keys removed."""
     prompts: list[str | list[int]]
     """Prompts of a completions request: text or token ids each. Empty for chat."""
     messages: list[JsonObject]

@@ -29,8 +29,7 @@ class Profiles:
     remote: Mapping[str, CostModel] = field(default_factory=dict)
     """Of PrfaaS clusters by name."""
     link_bits_per_s: Mapping[str, float] = field(default_factory=dict)
-    """What the plan expects of their links, by name; stands in for a rate that was not measured
-    yet."""
+    """Rates of their links in the plan, by name; stand in for those not measured yet."""
     price_per_tb: Mapping[str, float] = field(default_factory=dict)
     """Of 10**12 bytes on their links, by name."""
     decode_slots: int = 0

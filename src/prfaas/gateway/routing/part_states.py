@@ -22,7 +22,7 @@ class PoolView:
     links: Mapping[str, bool] = field(default_factory=dict)
     """True if the link to a peer is up, by the peer's name."""
     telemetry: Mapping[str, LinkTelemetry] = field(default_factory=dict)
-    """What is measured of these links."""
+    """Measurements of these links."""
     is_draining: bool = False
     """True if it takes no new transfers."""
     memory_bytes: int = 0

@@ -107,6 +107,7 @@ class DecodeLeg:
         )
         headers = exchange.leg_headers("d")
         async with self.engines.post(engine, path, body, headers) as response:
+            del body, headers
             if response.status >= 500:
                 raise await _refusal(response)
             if response.status != 200:
@@ -236,24 +237,31 @@ def _refused_in(data: bytes) -> JsonObject | None:
 async def relay_events(reader: EventReader, data: bytes, exchange: Exchange) -> bool:
     """Relay a stream from its first event on; whether that was all of it."""
     while data != DONE:
-        chunk = chunk_of(data)
-        if "error" in chunk:
-            raise _failed_within(data)
-        for event in client_chunks(chunk, exchange):
-            exchange.stream.put(event)
+        is_usage = _put_event(data, exchange)
         if exchange.answer is not None and exchange.answer.stop_end is not None:
             return False
         if reader.ready:
             data = reader.ready.pop()
             continue
         await exchange.stream.flush()
+        data = b""  # Nothing is kept while a stream waits.
         try:
             data = await next_event(reader)
         except LegBrokenError:
-            if chunk.get("choices"):
+            if not is_usage:
                 raise
             break  # The usage has come, and nothing but the end mark is missing.
     return True
+
+
+def _put_event(data: bytes, exchange: Exchange) -> bool:
+    """Put what an event has for the client, and return True if it is the usage."""
+    chunk = chunk_of(data)
+    if "error" in chunk:
+        raise _failed_within(data)
+    for event in client_chunks(chunk, exchange):
+        exchange.stream.put(event)
+    return not chunk.get("choices")
 
 
 def client_chunks(chunk: JsonObject, exchange: Exchange) -> list[JsonObject]:

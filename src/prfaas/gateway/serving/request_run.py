@@ -101,7 +101,7 @@ class RequestServices:
     """Holds back what engines would only queue."""
     planner: Planner
     fleet: SharedState
-    """What the machines of all requests share."""
+    """State that the machines of all requests share."""
     engines: Engines
     prefill_leg: PrefillLeg
     decode_leg: DecodeLeg

@@ -241,7 +241,7 @@ class UsageCorrection:
     cached_max: int | None = None
     """Upper bound; None on the local path."""
     decode_cached: int | None = None
-    """What the decode leg found, once known."""
+    """Tokens that the decode leg found, once known."""
     cache_end: int | None = None
     """Place where the last whole block of the prompt ends, tokens; None while not known."""
     num_moved: int = 0
@@ -304,7 +304,7 @@ class Exchange:
     usage: UsageCorrection = field(init=False)
     replies: Replies = field(init=False)
     answer: StreamedAnswer | None = None
-    """What has been sent of a stream that another engine could continue; None for others."""
+    """Part that was sent of a stream that another engine could continue; None for others."""
     on_first_token: Callable[[], None] | None = None
     """Called once a leg, when its first token has come."""
     on_finished: Callable[[], None] | None = None

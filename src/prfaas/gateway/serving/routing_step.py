@@ -50,7 +50,7 @@ class Tokenised(NamedTuple):
 
     prompt: EncodedPrompt
     layout: Layout | None
-    """What its hashes were made for; None if no engine's is known."""
+    """Layout that its hashes were made for; None if no engine's is known."""
     max_model_len: int
     """Of the engine that would decode, tokens."""
 

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from prfaas.core.codec.codecs import Quality
 from prfaas.core.dispatch.route_finder import Considered
@@ -31,7 +30,7 @@ FALLBACKS_MAX = 8
 """Fallbacks of one request that are kept, the last ones."""
 _LATE = ("late", "stalled")
 """Reasons of a fallback whose route worked, and another one was sooner: a hedge."""
-_NO_STORY: deque[Step] = deque(maxlen=0)
+_NO_STORY: tuple[Step, ...] = ()
 
 
 @dataclass(slots=True)
@@ -120,7 +119,7 @@ class RequestRecord:
     trace_id: str = ""
     """32 hex digits; empty where nothing records a trace of it."""
 
-    story: deque[Step] = field(default_factory=partial(deque, maxlen=STEPS_MAX))
+    story: Sequence[Step] = _NO_STORY
 
     @property
     def path(self) -> str:
@@ -281,7 +280,8 @@ class RequestRecord:
     def stepped(self, event: object, stage: str, actions: Sequence[object]) -> None:
         """Its state machine has taken a step; kinds are kept, and no content."""
         does = tuple([type(action).__name__ for action in actions])
-        self.story.append((self.age_ns(), type(event).__name__, stage, does))
+        step = self.age_ns(), type(event).__name__, stage, does
+        self.story = *self.story[1 - STEPS_MAX :], step
 
     def pulled(self, num_tokens: int) -> None:
         """A pulled prefix saved computing this number of tokens."""

@@ -99,7 +99,7 @@ class Tenant:
     link_weight: float = 1.0
     """Its share of a link against the others'."""
     link_bytes_per_s: int = 0
-    """What its blocks may take of a link; 0 is no limit."""
+    """Rate of a link that its blocks may take; 0 is no limit."""
     rules: RequestRules = STRICT
     regions: Regions = frozenset()
     """Place where its blocks may be; none in deployments without regions."""

@@ -39,7 +39,7 @@ class Naming:
 
     cache_salt: str
     layout: Layout | None = None
-    """What to hash for; None for no hashes."""
+    """Layout to hash for; None for no hashes."""
     tenant: str = ""
     """Whose prompt it is."""
 

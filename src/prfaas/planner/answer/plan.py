@@ -107,7 +107,7 @@ class Plan:
     notes: list[str]
     """Assumptions the reader has to know, such as extrapolated profiles."""
     coding: CodingEffect | None = None
-    """What coding of links changes; None where all are raw."""
+    """Changes that coding of links makes; None where all are raw."""
     classes: dict[str, CodingSide] = field(default_factory=dict)
     """The answer with all links in one class, by class; empty unless asked for."""
     left_out: LeftOut | None = None

@@ -60,7 +60,7 @@ class FitMap:
     mixes: list[Mix]
     """One for each length factor."""
     moved: list[Moved]
-    """What would move the crossover, at the shortest, the middle and the longest round trip."""
+    """Changes that move the crossover, at the shortest, the middle and the longest round trip."""
 
     @property
     def shown_loss(self) -> float:

@@ -63,7 +63,7 @@ class Point:
     path: TcpPath
     """Bandwidth, round trip and loss."""
     goodput_bits_per_s: float
-    """What TCP carries of the bandwidth."""
+    """Part of the bandwidth that TCP carries."""
     gain: float
     """At equal cost; inf where only the homogeneous fleet fails."""
     fit: Fit

@@ -96,7 +96,7 @@ class RunParts(ABC):
     front: SimulatedDriver
     guards: Guards
     fleet: SharedState
-    """What the machines of all requests share."""
+    """State that the machines of all requests share."""
     reactions: Reactions
     """Counts of what was done about failures."""
     suspects: SimulatedSuspects

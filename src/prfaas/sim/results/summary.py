@@ -45,7 +45,7 @@ class Traffic:
     bytes_by_purpose: dict[str, float]
     """Bytes that left, lost ones included."""
     price_by_purpose: dict[str, float]
-    """What they cost, in the plan's currency."""
+    """Their price, in the plan's currency."""
     utilisation: float
     """Share of the time in which the busiest link had bytes to send."""
 

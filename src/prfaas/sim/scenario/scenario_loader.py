@@ -30,7 +30,7 @@ class Scenario:
     end_ns: int | None
     """End of the arrivals; None takes the last arrival."""
     notes: tuple[str, ...] = ()
-    """What a reader of the results should know."""
+    """Facts that a reader of the results should know."""
 
     def requests(self) -> list[Request]:
         """The requests of the scenario's seed."""

@@ -55,9 +55,9 @@ class Failure:
     at_ns: int
     for_ns: int
     index: int = 0
-    """Which instance, or for a pool which host; ignored for link."""
+    """Number of the instance, or of a pool's host; ignored for link."""
     capacity_ratio: float = 0.0
-    """What is left of the link's capacity; 0 is a cut."""
+    """Rest of the link's capacity; 0 is a cut."""
     cluster: str = ""
     """Whose: a PrfaaS cluster's link and instances, or any cluster's pool, or instance that stalls.
     Empty is the first PrfaaS cluster."""
@@ -75,7 +75,7 @@ class LinkSetup:
     """Capacity of each direction."""
     rtt_ns: int = 0
     flow_bits_per_s: float = float("inf")
-    """What one transfer gets at most; loss decides it."""
+    """Most that one transfer gets; loss decides it."""
     dead_after_ns: int = 5 * NS_PER_S
     """Silence after which both ends take the link for dead."""
     price_per_tb: float = 0.0
@@ -85,7 +85,7 @@ class LinkSetup:
     planned_bytes_ratio: float = 1.0
     """Bytes of a prompt in the gateway's plan by those that it ships."""
     coding: BlockCoding | None = None
-    """How blocks are coded; None sends all raw."""
+    """Coding of blocks; None sends all raw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class CacheSetup:
     disk_blocks: int | None = 0
     """Limit of its pools together on disk, blocks."""
     disk_bits_per_s: float = float("inf")
-    """What reading from disk gives one prefill."""
+    """Rate at which one prefill reads from disk."""
     device_blocks: int | None = 0
     """Limit of each instance that prefills in its own memory, blocks."""
     shares: Mapping[str, Share] = field(default_factory=dict)

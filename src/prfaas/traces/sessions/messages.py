@@ -39,7 +39,7 @@ class SessionMessage(NamedTuple):
     is_answer: bool
     """It comes from the model."""
     text: str
-    """What later prompts have of it."""
+    """Part that later prompts have."""
     hidden: str = ""
     """Reasoning: part of the output, not of later prompts."""
     at_s: float | None = None
