@@ -30,6 +30,12 @@ class MooncakeLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     tenant: str = ""
 
 
+class BlockIds(msgspec.Struct):
+    """The ids of a line, whatever they are."""
+
+    hash_ids: list[int] = []
+
+
 class RecordedRequest(Record, frozen=True):
     """A recorded request: instant, lengths in tokens, ids of the prompt's blocks, tenant.
 

@@ -126,7 +126,7 @@ BODY_TIMEOUT_S = web.AppKey("body_timeout_s", float)
 """Time limit for a request body, during which it holds one of the gateway's places."""
 KEEPS_BODY = web.AppKey("keeps_body", bool)
 """True where requests are handed on after they were read."""
-BIG_BYTES = 1 << 20
+BIG_BYTES = 1_000_000
 """A body up to this is parsed in a millisecond or two: waking a thread is not worth it."""
 DIGITS_MAX = 16
 _CODINGS = {

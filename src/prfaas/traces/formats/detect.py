@@ -20,7 +20,7 @@ from prfaas.traces.checks import (
 )
 from prfaas.traces.formats.columns import CSV_FORMATS, columns_of
 from prfaas.traces.lines import read_lines
-from prfaas.traces.requests import MooncakeLine, RecordedRequest, Unit
+from prfaas.traces.requests import BlockIds, MooncakeLine, RecordedRequest, Unit
 from prfaas.units import NS_PER_MS, NS_PER_S
 
 _NS: dict[Unit, int] = {"s": NS_PER_S, "ms": NS_PER_MS}
@@ -56,7 +56,11 @@ class MooncakeRows:
 
     def __call__(self, line: bytes) -> RecordedRequest:
         """The request of a line; DroppedError if the line has no request."""
-        row = decode(self._decoder, line)
+        try:
+            row = decode(self._decoder, line)
+        except DroppedError:
+            _check_range(line)
+            raise
         at, length, output, ids = row.timestamp, row.input_length, row.output_length, row.hash_ids
         if at is None or output is None:
             if self._complete:
@@ -89,6 +93,16 @@ class MooncakeRows:
                 f"{num_blocks:,} blocks of {self._block_tokens:,}; name every block or none, or "
                 "set the tokens of the trace's blocks: cache.block_tokens, or --block-tokens",
             )
+
+
+def _check_range(line: bytes) -> None:
+    """Drop a line with an id of a block that is out of range; DroppedError names it."""
+    try:
+        found = msgspec.json.decode(line, type=BlockIds).hash_ids
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    for block in found:
+        in_range("an id of hash_ids", block, 0, checks.BLOCK_ID_MAX)
 
 
 def _refuse(row: MooncakeLine, at: float, output: int, unit: Unit) -> None:
