@@ -45,6 +45,8 @@ def set_up_logging(form: LogFormat = LogFormat.TEXT, level: int = logging.INFO) 
     json_lines = form is LogFormat.JSON
     handler.setFormatter(JsonFormatter() if json_lines else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=level, handlers=[handler])
+    # No format shows them, and each line would ask for them.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 def log_event(log: logging.Logger, level: int, event: str, **fields: object) -> None:

@@ -13,7 +13,7 @@ from prfaas.gateway.telemetry.request_records import RequestRecord
 from tests.instructions import counted
 
 NUM_EVENTS, TOGETHER = 64, 8
-INSTRUCTIONS_MAX = 530
+INSTRUCTIONS_MAX = 480
 
 
 class Client:

@@ -270,26 +270,27 @@ class GatewayMetrics:
         """A request ended, whichever way."""
         self._in_flight.dec()
         self._totals.num_in_flight -= 1
+        path = record.path
         if record.outcome is not Outcome.REJECTED:
-            self._totals.num_remote += record.path == Path.REMOTE
-            self._totals.num_local += record.path == Path.LOCAL
-        self._requests.labels(record.path, record.outcome.value).inc()
+            self._totals.num_remote += path == Path.REMOTE
+            self._totals.num_local += path == Path.LOCAL
+        self._requests.labels(path, record.outcome.value).inc()
         self.tenants.ended(record)
         if (leg := first_token_from(record)) is not None:
             self._first_tokens.labels(leg).inc()
         self._relayed.inc(record.relay.num_tokens)
         if record.outcome is not Outcome.FINISHED:
             return
-        self._prompt_tokens.labels(record.path).inc(record.num_prompt_tokens)
-        self._cached_tokens.labels(record.path).inc(record.cached_tokens or 0)
+        self._prompt_tokens.labels(path).inc(record.num_prompt_tokens)
+        self._cached_tokens.labels(path).inc(record.cached_tokens or 0)
         if record.ttft_ns is not None:
-            self._ttft.labels(record.path).observe(record.ttft_ns / NS_PER_S)
+            self._ttft.labels(path).observe(record.ttft_ns / NS_PER_S)
         if record.gap_ns:
-            self._gap.labels(record.path).observe(record.gap_ns / NS_PER_S)
+            self._gap.labels(path).observe(record.gap_ns / NS_PER_S)
         if record.ttft_over_predicted is not None:
-            self._off.labels(record.path).observe(record.ttft_over_predicted)
+            self._off.labels(path).observe(record.ttft_over_predicted)
         if record.e2e_ns is not None:
-            self._e2e.labels(record.path).observe(record.e2e_ns / NS_PER_S)
+            self._e2e.labels(path).observe(record.e2e_ns / NS_PER_S)
 
     def totals(self) -> Totals:
         """Sums over labels, of this moment."""

@@ -111,12 +111,13 @@ class Replies:
 
     def _delta(self, choice: AnswerChoice) -> Json:
         text, tokens = choice.take()
-        entry: Json = {"index": choice.index, **self._ids(tokens)}
+        entry: Json = {"index": choice.index}
         if self._chat:
             entry |= {"delta": {"content": text}, "logprobs": choice.chat_logprobs(tokens)}
         else:
             entry |= {"text": text, "logprobs": choice.completion_logprobs(tokens)}
-        return entry | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        entry |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        return entry | self._ids(tokens)
 
     def _whole_chat(self, choice: AnswerChoice) -> Json:
         return {
