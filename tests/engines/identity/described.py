@@ -28,6 +28,8 @@ TRANSFER: dict[str, Any] = {
     },
 }
 ALWAYS = ["--prefix-caching-hash-algo", "sha256_cbor", "--enforce-eager"]
+# By itself vLLM selects the type of recurrent state by the instructions that the CPU has.
+ALWAYS += ["--mamba-ssm-cache-dtype", "float32"]
 
 
 def _config(model: str, args: list[str], tokens: int | None) -> Any:
