@@ -22,6 +22,7 @@ from prfaas.gateway.engines.engine_probes import (
     EngineProbes,
 )
 from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.routing.part_states import EngineStates
 from prfaas.tasks import slot_of
 from tests.gateway.conftest import until
 
@@ -44,6 +45,7 @@ class FakeEngines:
         """Requests to engines that answer and to those that hang."""
         self.most: Counter[bool] = Counter()
         self.ready: set[str] = set()
+        self.states = EngineStates({})
 
     @asynccontextmanager
     async def get(self, url: str, **_: Any) -> AsyncIterator[Answer]:

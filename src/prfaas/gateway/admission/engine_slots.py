@@ -201,19 +201,33 @@ class EngineLimits:
         self._engines, self._driver = engines, driver
         self._known: dict[str, _Known] = {}
         self._of_plan = slots
+        self._counted: dict[str, tuple[int, int]] = {}
+        """Lane and slots of each engine that takes requests."""
+        self._num_slots, self._num_engines = 0, [0, 0]
+        driver.states.changed.update(engines.by_name)
 
     def __call__(self) -> Capacity:
         """Their limits now."""
-        num_slots, num_engines = 0, [0, 0]
-        for engine in self._engines.by_name.values():
-            if not self._engines.takes(engine):
-                continue
-            if engine.role is not ClusterRole.PD:
-                num_engines[REMOTE] += 1
-                continue
-            num_engines[LOCAL] += 1
-            num_slots += max(1, self._limit(engine) // self._num_gateways)
-        return Capacity(num_slots, tuple(num_engines))
+        changed = self._driver.states.changed
+        while changed:
+            self._count(changed.pop())
+        return Capacity(self._num_slots, tuple(self._num_engines))
+
+    def _count(self, name: str) -> None:
+        """Count an engine again: what all the others take has not changed."""
+        lane, num_slots = self._counted.pop(name, (LOCAL, -1))
+        if num_slots >= 0:
+            self._num_engines[lane] -= 1
+            self._num_slots -= num_slots
+        engine = self._engines.by_name.get(name)
+        if engine is None or not self._engines.takes(engine):
+            return
+        lane, num_slots = REMOTE, 0
+        if engine.role is ClusterRole.PD:
+            lane, num_slots = LOCAL, max(1, self._limit(engine) // self._num_gateways)
+        self._counted[name] = lane, num_slots
+        self._num_engines[lane] += 1
+        self._num_slots += num_slots
 
     def _limit(self, engine: Engine) -> int:
         known = self._known.get(engine.name)

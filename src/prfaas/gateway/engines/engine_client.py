@@ -79,6 +79,11 @@ class Engines(EngineConnections):
             for cluster in deployment.clusters.values()
             for name, table in cluster.engines.items()
         }
+        self._num_changes = -1
+        """Changes of engines when what follows was found."""
+        self._chosen: dict[ClusterRole, Engine | None] = {}
+        self._adapters: frozenset[str] | None = None
+        self._count_decoding()
         self.probes = EngineProbes(
             self.by_name, deployment.model.name, driver, guards, self._connect_s, poll_s
         )
@@ -86,12 +91,25 @@ class Engines(EngineConnections):
     def add(self, engine: Engine) -> None:
         """An engine joins: it is probed from now on."""
         self.by_name[engine.name] = engine
+        self._driver.states.note(engine.name)
+        self._count_decoding()
         self.probes.follow(engine)
 
     def remove(self, name: str) -> None:
         """An engine without legs has left."""
         del self.by_name[name]
+        self._driver.states.note(name)
+        self._count_decoding()
         self.probes.unfollow(name)
+
+    def _count_decoding(self) -> None:
+        self.num_decoding = len(self.names(ClusterRole.PD))
+
+    def _forget_old(self) -> None:
+        """Look at all engines again if one of them has changed: no request asks each of them."""
+        if self._num_changes != self._driver.states.num_changes:
+            self._num_changes, self._adapters = self._driver.states.num_changes, None
+            self._chosen.clear()
 
     def start(self) -> None:
         """Begin to probe the engines."""
@@ -112,8 +130,12 @@ class Engines(EngineConnections):
 
     def choose(self, role: ClusterRole) -> Engine | None:
         """The ready engine of a role that takes the longest prompts; the first among equals."""
-        ready = (e for e in self.by_name.values() if e.role is role and self.takes(e))
-        return max(ready, key=lambda engine: engine.max_model_len, default=None)
+        self._forget_old()
+        if role not in self._chosen:
+            ready = (e for e in self.by_name.values() if e.role is role and self.takes(e))
+            longest = max(ready, key=lambda engine: engine.max_model_len, default=None)
+            self._chosen[role] = longest
+        return self._chosen[role]
 
     async def is_gone(self, engine: Engine) -> bool:
         """Ask an engine now; True if it is not ready any more."""
@@ -129,9 +151,12 @@ class Engines(EngineConnections):
 
         While none is ready, those that all were last known to have.
         """
-        decoders = [e for e in self.by_name.values() if e.role is ClusterRole.PD]
-        listed = [e.adapters for e in decoders if e.is_ready] or [e.adapters for e in decoders]
-        return frozenset.intersection(*listed) if listed else frozenset()
+        self._forget_old()
+        if self._adapters is None:
+            decoders = [e for e in self.by_name.values() if e.role is ClusterRole.PD]
+            listed = [e.adapters for e in decoders if e.is_ready] or [e.adapters for e in decoders]
+            self._adapters = frozenset.intersection(*listed) if listed else frozenset()
+        return self._adapters
 
     def takes(self, engine: Engine) -> bool:
         """Return True if it gets new legs: it is ready, and neither a breaker nor the operator bars

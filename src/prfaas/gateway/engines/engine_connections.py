@@ -33,6 +33,8 @@ class EngineConnections:
     def __init__(self, tls: ssl.SSLContext, connect_s: float) -> None:
         self._tls, self._connect_s = tls, connect_s
         self.by_name: dict[str, Engine] = {}
+        self.num_decoding = 0
+        """Engines of PD clusters, up or down."""
         self._session: aiohttp.ClientSession | None = None
         self._ending: dict[aiohttp.ClientResponse, asyncio.TimerHandle] = {}
         """Answers whose end mark has come and whose end has not."""

@@ -152,6 +152,7 @@ class EngineProbes:
                     await self._look_at_models(engine)
                 await self._look_at_queue(engine)
             engine.num_looks += 1
+            self._driver.states.changed.add(engine.name)
             engine.num_missed = 0
         except EngineError as error:
             self.mark_down(engine, str(error))
@@ -191,7 +192,9 @@ class EngineProbes:
             raise
         if not engine.is_ready:
             self._mark_ready(engine, models)
-        engine.adapters = adapters_in(models, self._model)
+        if engine.adapters != (found := adapters_in(models, self._model)):
+            engine.adapters = found
+            self._driver.states.note(engine.name)
 
     async def _look_at_queue(self, engine: Engine) -> None:
         """Poll the number of waiting requests; without an answer the queue is unknown."""

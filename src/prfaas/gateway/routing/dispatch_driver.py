@@ -259,6 +259,7 @@ class Driver(DispatcherBooks):
     # Steps
 
     def _apply(self, name: str, now_ns: int) -> None:
+        self.states.note(name)
         takes = self.states.takes(name)
         if self.split is None or name not in self.split:
             self.dispatcher.set_ready(name, ready=takes, now_ns=now_ns)

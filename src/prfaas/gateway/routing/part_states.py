@@ -48,6 +48,15 @@ class EngineStates:
         self.withheld: set[str] = set()
         """Engines and pools that leave, or that their source calls not ready."""
         self.clusters_off: set[str] = set()
+        self.num_changes = 0
+        """Changes so far: who has looked at all engines need not look again before the next one."""
+        self.changed: set[str] = set()
+        """Engines that changed or were polled, until their slots are counted again."""
+
+    def note(self, name: str) -> None:
+        """An engine has changed, come or left."""
+        self.num_changes += 1
+        self.changed.add(name)
 
     def of(self, cluster: str) -> list[str]:
         """The engines of a cluster."""

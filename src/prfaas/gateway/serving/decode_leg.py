@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import aiohttp
 from aiohttp import web
 
-from prfaas.config.clusters import ClusterRole
 from prfaas.core.request.events import Outcome
 from prfaas.errors import EngineError
 from prfaas.gateway.engines.engine import INTERNAL_ERROR, Engine, SuspectError
@@ -120,8 +119,7 @@ class DecodeLeg:
     @property
     def has_others(self) -> bool:
         """Return True if there is more than one engine that decodes, up or down."""
-        roles = [engine.role for engine in self.engines.by_name.values()]
-        return roles.count(ClusterRole.PD) > 1
+        return self.engines.num_decoding > 1
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> LegBrokenError:
