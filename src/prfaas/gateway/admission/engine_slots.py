@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -25,6 +26,8 @@ from prfaas.units import NS_PER_S
 
 LOOK_S = 1.0
 """Interval at which a waiting request checks for changed engines."""
+THRESHOLD_NS = NS_PER_S // 10
+"""Time for which the lowest threshold is taken to hold: links are as many as pairs of pools."""
 EXPLAINED_NS = NS_PER_S // 4
 """Prefill before an engine that explains why requests wait there."""
 LOCAL, REMOTE = 0, 1
@@ -97,6 +100,8 @@ class Holding:
         self._prefilling: dict[int, tuple[int, bool]] = {}
         """Number for the dispatcher of requests whose prefill has begun; True if they stream."""
         self._numbers = itertools.count()
+        self._threshold, self._threshold_until_ns = math.inf, 0
+        """Lowest threshold of all links, and the time until which it is not looked for again."""
 
     def num_held(self, tenant: str) -> int:
         """Requests of a tenant that wait."""
@@ -158,8 +163,13 @@ class Holding:
 
     def _lane_of(self, work: int) -> int:
         """Place where a prompt of so many tokens is probably prefilled."""
-        links = (link for link in self._driver.dispatcher.links if link.up and not link.is_in_site)
-        return REMOTE if any(work > link.policy.offload_threshold for link in links) else LOCAL
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._threshold_until_ns:
+            self._threshold_until_ns = now_ns + THRESHOLD_NS
+            links = self._driver.dispatcher.links
+            found = (e.policy.offload_threshold for e in links if e.up and not e.is_in_site)
+            self._threshold = min(found, default=math.inf)
+        return REMOTE if work > self._threshold else LOCAL
 
     def look(self) -> None:
         """Start requests that wait, if engines take them now."""

@@ -312,11 +312,10 @@ class Driver(DispatcherBooks):
         Returns:
             Up to `NAMED_MAX` names; "" if the reason does not come from a part.
         """
-        engines = self.states.of(cluster)
         if reason is Reason.NO_PREFILL_INSTANCE:
             found = (
                 f"{name} {self.states.why_unused(name)}"
-                for name in engines
+                for name in self.states.of(cluster)
                 if not self.states.takes(name)
             )
         elif reason is Reason.ENGINE_NOT_CONNECTED:
@@ -328,7 +327,7 @@ class Driver(DispatcherBooks):
                 and name not in self._views.get(self._pool_of[name], PoolView()).layouts
             )
         elif reason in UNREACHABLE:
-            pools = {self._pool_of[name] for name in engines}
+            pools = {self._pool_of[name] for name in self.states.of(cluster)}
             found = (
                 f"{link.source} to {link.destination}"
                 for link in self.dispatcher.links
