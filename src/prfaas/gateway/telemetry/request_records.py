@@ -30,7 +30,8 @@ FALLBACKS_MAX = 8
 """Fallbacks of one request that are kept, the last ones."""
 _LATE = ("late", "stalled")
 """Reasons of a fallback whose route worked, and another one was sooner: a hedge."""
-_NO_STORY: tuple[Step, ...] = ()
+_DROPPED: Sequence[Step] = []
+"""Steps of a record that keeps none any more."""
 
 
 @dataclass(slots=True)
@@ -119,7 +120,7 @@ class RequestRecord:
     trace_id: str = ""
     """32 hex digits; empty where nothing records a trace of it."""
 
-    story: Sequence[Step] = _NO_STORY
+    story: Sequence[Step] = ()
 
     @property
     def path(self) -> str:
@@ -281,7 +282,8 @@ class RequestRecord:
         """Its state machine has taken a step; kinds are kept, and no content."""
         does = tuple([type(action).__name__ for action in actions])
         step = self.age_ns(), type(event).__name__, stage, does
-        self.story = *self.story[1 - STEPS_MAX :], step
+        if self.story is not _DROPPED:
+            self.story = *self.story[1 - STEPS_MAX :], step
 
     def pulled(self, num_tokens: int) -> None:
         """A pulled prefix saved computing this number of tokens."""
@@ -354,7 +356,7 @@ class Records:
         self.num_added += 1
         if len(self._records) > WHOLE_MAX:
             old = self._records[-WHOLE_MAX - 1]
-            old.considered, old.story = None, _NO_STORY
+            old.considered, old.story = None, _DROPPED
 
     def __len__(self) -> int:
         return len(self._records)
