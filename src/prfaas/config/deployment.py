@@ -7,7 +7,6 @@ which it is reached. `prfaas gateway` and `prfaas pool` run one part of the same
 
 from __future__ import annotations
 
-from functools import cached_property
 from itertools import permutations
 from pathlib import Path
 from typing import Annotated
@@ -348,7 +347,7 @@ class Deployment(Table):
         update = {"name": gateway, "listen": self.gateway.replicas[gateway]}
         return self.model_copy(update={"gateway": self.gateway.model_copy(update=update)})
 
-    @cached_property
+    @property
     def needs_chat_endpoint(self) -> bool:
         """Return True if only the engines' chat endpoint gives the right answer to any chat."""
         args = [
@@ -360,12 +359,12 @@ class Deployment(Table):
         parses = any(arg.partition("=")[0] == "--reasoning-parser" for arg in args)
         return self.model.chat_endpoint or parses
 
-    @cached_property
+    @property
     def response_role(self) -> str:
         """Role of answers to chats: `--response-role` of the PD engines."""
         return next(iter(self._of_pd_engines("--response-role")), "assistant")
 
-    @cached_property
+    @property
     def forces_usage(self) -> bool:
         """True if each stream ends with its usage: `--enable-force-include-usage`."""
         return bool(self._of_pd_engines("--enable-force-include-usage"))

@@ -26,7 +26,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.admission.quotas import Limit
 from prfaas.errors import ConfigError, PrfaasError, RequestError
 from prfaas.gateway.api.auth import is_for_clients, shown_key
-from prfaas.gateway.api.completions import as_deployed
+from prfaas.gateway.api.completions import DeployedDefaults, as_deployed
 from prfaas.gateway.engines.engine_connections import EngineConnections
 from prfaas.gateway.http.connections import (
     BACKLOG,
@@ -101,6 +101,7 @@ class Worker:
 
     def __init__(self, start: Start) -> None:
         self._start, self._deployment = start, start.deployment
+        self._defaults = DeployedDefaults(start.deployment)
         table = self._deployment.gateway
         self._model = self._deployment.model.name
         self._identity = identity_in(self._deployment.security.identities, table.name)
@@ -286,7 +287,7 @@ class Worker:
         record = RequestRecord(request_id(request), api.value, tenant.name)
         try:
             parse = partial(self._parse, api=api, tenant=tenant)
-            client = as_deployed(await read(request, parse), self._deployment)
+            client = as_deployed(await read(request, parse), self._defaults)
             made = await self._made(client, tenant)
         except PrfaasError as error:
             is_cut = isinstance(error, RequestError) and error.status in (400, 408)
@@ -319,7 +320,7 @@ class Worker:
             api,
             self._model,
             self._prompts.vocab_size,
-            chat_endpoint=self._deployment.needs_chat_endpoint,
+            chat_endpoint=self._defaults.needs_chat_endpoint,
             rules=tenant.rules,
             adapters=self._facts.adapters,
         )

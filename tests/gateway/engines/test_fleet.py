@@ -63,8 +63,7 @@ class Fleet:
     def asked(self) -> tuple[object, ...]:
         """What requests ask."""
         found = (self.engines.choose(ClusterRole.PD), self.engines.choose(ClusterRole.PRFAAS))
-        defaults = self.deployment.response_role, self.deployment.needs_chat_endpoint
-        return *found, self.engines.adapters(), self.engines.num_decoding, self.limits(), *defaults
+        return *found, self.engines.adapters(), self.engines.num_decoding, self.limits()
 
     def looked(self) -> tuple[object, ...]:
         """The same, by a look at each engine."""
@@ -81,7 +80,7 @@ class Fleet:
         num_slots = sum(self.limits._limit(engine) for engine in local)
         capacity = Capacity(num_slots, (len(local), len(remote)))
         adapters = frozenset.intersection(*listed)
-        return *firsts, adapters, len(decoders), capacity, "assistant", False
+        return *firsts, adapters, len(decoders), capacity
 
 
 def test_a_request_does_not_ask_each_engine() -> None:

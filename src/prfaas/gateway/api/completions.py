@@ -56,11 +56,19 @@ class Asked:
     """Returns its body, checked; RequestError if it is none."""
 
 
-def as_deployed(client: ClientRequest, deployment: Deployment) -> ClientRequest:
+class DeployedDefaults:
+    """Settings of all requests, of which the arguments of each engine are asked: once."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.response_role, self.forces_usage = deployment.response_role, deployment.forces_usage
+        self.needs_chat_endpoint = deployment.needs_chat_endpoint
+
+
+def as_deployed(client: ClientRequest, defaults: DeployedDefaults) -> ClientRequest:
     """Return a request with what its deployment sets for all."""
-    if client.answer_role != deployment.response_role:
-        client = replace(client, answer_role=deployment.response_role)
-    if client.stream and deployment.forces_usage:
+    if client.answer_role != defaults.response_role:
+        client = replace(client, answer_role=defaults.response_role)
+    if client.stream and defaults.forces_usage:
         client = replace(client, include_usage=True)
     return client
 
@@ -85,7 +93,7 @@ class CompletionService:
         self._live, self._parts, self._prompts = live, parts, prompts
         self._request_admission, self._tracing = request_admission, tracing
         self._charging, self._error_s = charging, error_s
-        self._model = live.deployment.model.name
+        self._model, self._defaults = live.deployment.model.name, DeployedDefaults(live.deployment)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
@@ -167,11 +175,11 @@ class CompletionService:
             api=api,
             model=self._model,
             vocab_size=self._prompts.vocab_size,
-            chat_endpoint=self._live.deployment.needs_chat_endpoint,
+            chat_endpoint=self._defaults.needs_chat_endpoint,
             rules=request[TENANT].rules,
             adapters=self._live.engines.adapters(),
         )
-        return as_deployed(await read(request, parse), self._live.deployment)
+        return as_deployed(await read(request, parse), self._defaults)
 
     async def _fail(
         self, error: Exception, record: RequestRecord, stream: ClientStream
