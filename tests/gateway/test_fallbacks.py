@@ -80,7 +80,7 @@ async def test_prefill_engine_dies_unnoticed(world: World) -> None:
 
 
 async def test_prefill_takes_too_long(checkpoint: Path, identities: Path, tmp_path: Path) -> None:
-    routing = {"prefill_timeout": "50ms"}
+    routing = {"prefill_timeout": "500ms"}
     async with running(checkpoint, identities, tmp_path, routing=routing) as world:
         world.prefill.script = hang
         await answered(world, "prefill", "timeout")
