@@ -169,7 +169,7 @@ async def test_over_budget_nothing_is_run_again(pair: World, checkpoint: Path) -
 
 
 async def test_with_a_single_engine_nothing_is_asked_for(world: World, checkpoint: Path) -> None:
-    del world.gateway.engines.by_name["spare"]
+    world.gateway.engines.remove("spare")
     talk(world, checkpoint, "abcdef")
     events = await stream(world, {"prompt": "hi", "stream": True, "max_tokens": 9})
     assert text_of(events) == "abcdef"
