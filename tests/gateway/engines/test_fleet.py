@@ -1,4 +1,4 @@
-"""What a request asks of all engines: not asked again of each of them, and always as it is now."""
+"""Facts of all engines that each request needs: found once a change, and always as they are now."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Fleet:
             self.driver.engine_gone(name, 0)
 
     def asked(self) -> tuple[object, ...]:
-        """What requests ask."""
+        """Answers that requests need."""
         found = (self.engines.choose(ClusterRole.PD), self.engines.choose(ClusterRole.PRFAAS))
         return *found, self.engines.adapters(), self.engines.num_decoding, self.limits()
 

@@ -106,7 +106,7 @@ class Engines(EngineConnections):
         self.num_decoding = len(self.names(ClusterRole.PD))
 
     def _forget_old(self) -> None:
-        """Look at all engines again if one of them has changed: no request asks each of them."""
+        """Forget facts of all engines if one has changed; else no request looks at each of them."""
         if self._num_changes != self._driver.states.num_changes:
             self._num_changes, self._adapters = self._driver.states.num_changes, None
             self._chosen.clear()
